@@ -1,0 +1,44 @@
+// Workers that run numbered tasks from a dynamic queue. The caller is worker 0. A phase ends when its
+// tasks are done, not when every worker has shown up, so a worker that the kernel has descheduled
+// between tasks delays nobody. Workers spin for a short while after a phase, then sleep.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+#include "machine/machine.h"
+
+namespace cpumoe {
+
+class Executor {
+ public:
+  struct Options {
+    int threads = 0;        // 0: machine.default_threads()
+    bool pin = true;        // bind worker i to the i-th core (never when threads exceed the cores)
+    int spin_us = -1;       // how long an idle worker spins; -1: 50, or 0 when threads exceed cores
+  };
+  Executor(const Machine& machine, Options options);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  int threads() const;
+
+  // Calls fn(task, worker) once for each task in 0..count-1, in any order and on any worker, and
+  // returns when all are done. worker is in 0..threads()-1; no two tasks run on one worker at once.
+  // The first exception thrown by a task is rethrown here, after the others have ended. Calls from
+  // several threads are served one after the other; a task must not call parallel() itself.
+  template <class F>
+  void parallel(int64_t count, F&& fn) {
+    using Fn = std::remove_reference_t<F>;
+    run(count, [](void* f, int64_t task, int worker) { (*static_cast<Fn*>(f))(task, worker); },
+        const_cast<void*>(static_cast<const void*>(&fn)));
+  }
+
+ private:
+  void run(int64_t count, void (*call)(void*, int64_t, int), void* fn);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cpumoe
