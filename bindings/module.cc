@@ -5,4 +5,5 @@ NB_MODULE(_core, m) {
   cpumoe_py::bind_machine(m);
   cpumoe_py::bind_ops(m);
   cpumoe_py::bind_decoder(m);
+  cpumoe_py::bind_inspect(m);
 }

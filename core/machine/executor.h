@@ -14,7 +14,8 @@ class Executor {
  public:
   struct Options {
     int threads = 0;        // 0: machine.default_threads()
-    bool pin = true;        // bind worker i to the i-th core (never when threads exceed the cores)
+    bool pin = true;        // bind worker i > 0 to the i-th core (never when threads exceed the cores);
+                            // the calling thread's own binding is left alone
     int spin_us = -1;       // how long an idle worker spins; -1: 50, or 0 when threads exceed cores
   };
   Executor(const Machine& machine, Options options);
@@ -23,6 +24,8 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   int threads() const;
+  // Times that a sleeping worker was woken so far (tests, doctor). A phase wakes at most cores - 1.
+  int64_t wakes() const;
 
   // Calls fn(task, worker) once for each task in 0..count-1, in any order and on any worker, and
   // returns when all are done. worker is in 0..threads()-1; no two tasks run on one worker at once.

@@ -29,6 +29,10 @@ struct Machine {
   int default_threads() const;
 };
 
+inline constexpr int kMaxThreads = 1024;
+// CPUMOE_THREADS when set, else machine.default_threads(). Throws Error on a bad CPUMOE_THREADS.
+int probe_threads(const Machine& machine);
+
 // Reads CPUID, /proc, /sys and the cgroup; honours CPUMOE_ISA. Throws Error on a bad CPUMOE_ISA.
 Machine probe_machine();
 // Same from another file-system root (tests): "<root>/sys/devices/system/cpu/...", "<root>/proc/...".

@@ -44,7 +44,7 @@ struct ActKernel {
   void (*run)(const ActArgs&);
 };
 // Error of one application: at most 4 ulp (fp32) of f's float64 value, for all finite inputs; NaN in,
-// NaN out; -inf in silu gives NaN or -0 as x * sigmoid(x) does in fp32 arithmetic (documented in the test).
+// NaN out; -inf gives f's limit there (-0 or 0; identity: -inf). With gating one more rounding.
 const ActKernel* act_kernels(int* count);
 const ActKernel* select_act(IsaSet isa);
 bool find_act(const char* name, ActKind* kind);  // "silu", "gelu", "gelu_tanh" ("gelu_pytorch_tanh"), ...

@@ -76,6 +76,7 @@ struct DotKernel {
   TileOrder order;
   int64_t m_min, m_max;   // numbers of tokens it is meant for (it is correct for any)
   int64_t m_block, n_block;
+  int64_t n_slice;        // preferred features per task (a multiple of n_block); 0: any, size by bytes
   void (*run)(const DotArgs&);
   size_t (*scratch_bytes)(int64_t n, int64_t m, int64_t k);
   size_t (*act_bytes)(int64_t m, int64_t k);
@@ -97,7 +98,8 @@ struct DotRequest {
   ActClass act_class;
   int64_t m;              // tokens of one expert
 };
-// Pure: the first row that fits, or null; then *why (if given) lists every candidate and its refusal.
+// Pure: the first row that fits, or null. *why (if given) lists the candidates before it (all of them
+// when null) and their refusals.
 const DotKernel* select_dot(const DotRequest& request, IsaSet isa, std::string* why = nullptr);
 
 }  // namespace cpumoe

@@ -1,0 +1,266 @@
+// The decoder: a Python ModelSpec (src/cpumoe/models/spec.py) becomes core's, weights in place.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "bindings.h"
+#include "decoder/decoder.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace cpumoe_py {
+namespace {
+
+using cpumoe::concat;
+using cpumoe::require;
+using cpumoe::VectorView;
+using cpumoe::WeightView;
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A checkpoint.TensorRef. The view stays good while the TensorRef's array lives: the spec holds it.
+struct Tensor {
+  const void* data = nullptr;
+  const cpumoe::Format* format = nullptr;
+  std::vector<int64_t> shape;
+};
+
+Tensor take_tensor(nb::handle ref, size_t rank) {
+  const std::string name = nb::cast<std::string>(ref.attr("name"));
+  const std::string format = nb::cast<std::string>(ref.attr("format"));
+  Tensor t;
+  t.format = cpumoe::find_format(format);
+  require(t.format != nullptr, name.c_str(), "format must be a row of formats.inc; got ", format,
+          ". Convert the tensor to fp32, fp16 or bf16");
+  t.shape = nb::cast<std::vector<int64_t>>(ref.attr("shape"));
+  require(t.shape.size() == rank, name.c_str(), "must have ", rank, " dimensions; got ",
+          t.shape.size(), ". Check the checkpoint");
+  const Bytes bytes = nb::cast<Bytes>(ref.attr("data"));
+  int64_t elements = 1;
+  for (int64_t s : t.shape) {
+    require(s >= 1 && s < (int64_t(1) << 40) && elements < (int64_t(1) << 50) / s, name.c_str(),
+            "extents must be from 1 to 2^40, their product below 2^50; got ", s,
+            ". Check the checkpoint");
+    elements *= s;
+  }
+  const int64_t need = elements * int64_t(cpumoe::code_bits(t.format->code)) / 8;
+  require(int64_t(bytes.shape(0)) == need, name.c_str(), "shape and format take ", need,
+          " bytes; got ", bytes.shape(0), ". Check the checkpoint");
+  t.data = bytes.data();
+  return t;
+}
+
+WeightView take_weight(nb::handle ref) {
+  const Tensor t = take_tensor(ref, 2);
+  WeightView w;
+  w.format = t.format;
+  w.n = t.shape[0];
+  w.k = w.stride = t.shape[1];
+  w.data = t.data;
+  return w;
+}
+
+VectorView take_vector(nb::handle ref) {
+  if (ref.is_none()) return {};
+  const Tensor t = take_tensor(ref, 1);
+  return {t.data, t.format->code, t.shape[0], 1};
+}
+
+cpumoe::Linear take_linear(nb::handle linear) {
+  if (linear.is_none()) return {};
+  return {take_weight(linear.attr("w")), take_vector(linear.attr("bias"))};
+}
+
+std::vector<WeightView> take_weights(nb::handle refs) {
+  std::vector<WeightView> views;
+  for (nb::handle ref : nb::cast<nb::sequence>(refs)) views.push_back(take_weight(ref));
+  return views;
+}
+
+cpumoe::Activation take_activation(nb::handle name) {
+  const std::string text = nb::cast<std::string>(name);
+  cpumoe::Activation act;
+  require(cpumoe::find_act(text.c_str(), &act.kind), "ffn",
+          "activation must be one that act.h lists; got ", text, ". Check hidden_act in the config");
+  return act;
+}
+
+cpumoe::QkNorm take_qk_norm(const std::string& kind) {
+  if (kind == "none") return cpumoe::QkNorm::none;
+  if (kind == "per_head") return cpumoe::QkNorm::per_head;
+  require(kind == "whole", "attention", "qk_norm must be none, per_head or whole; got ", kind);
+  return cpumoe::QkNorm::whole;
+}
+
+cpumoe::RouterKind take_router_kind(const std::string& kind) {
+  if (kind == "softmax_topk") return cpumoe::RouterKind::softmax_topk;
+  if (kind == "topk_softmax") return cpumoe::RouterKind::topk_softmax;
+  require(kind == "sigmoid", "router", "kind must be softmax_topk, topk_softmax or sigmoid; got ",
+          kind);
+  return cpumoe::RouterKind::sigmoid;
+}
+
+template <class T>
+T get(nb::handle object, const char* name) {
+  return nb::cast<T>(object.attr(name));
+}
+
+cpumoe::AttentionSpec take_attention(nb::handle a) {
+  cpumoe::AttentionSpec s;
+  s.heads = get<int64_t>(a, "heads");
+  s.kv_heads = get<int64_t>(a, "kv_heads");
+  s.head_dim = get<int64_t>(a, "head_dim");
+  s.scale = get<float>(a, "scale");
+  s.q = take_linear(a.attr("q"));
+  s.k = take_linear(a.attr("k"));
+  s.v = take_linear(a.attr("v"));
+  s.o = take_linear(a.attr("o"));
+  s.qk_norm = take_qk_norm(get<std::string>(a, "qk_norm"));
+  s.q_norm = take_vector(a.attr("q_norm"));
+  s.k_norm = take_vector(a.attr("k_norm"));
+  s.clip_qkv = get<float>(a, "clip_qkv");
+  s.window = get<int64_t>(a, "window");
+  s.inv_freq = get<std::vector<float>>(a, "inv_freq");
+  s.rope_dims = int64_t(s.inv_freq.size()) * 2;
+  s.rope_scale = get<float>(a, "rope_scale");
+  return s;
+}
+
+cpumoe::FfnSpec take_ffn(nb::handle f) {
+  cpumoe::FfnSpec s;
+  s.act = s.expert_act = take_activation(f.attr("activation"));
+  const nb::object router = f.attr("router");
+  s.routed = !router.is_none();
+  s.gate = take_linear(f.attr("gate"));
+  s.up = take_linear(f.attr("up"));
+  s.down = take_linear(f.attr("down"));
+  if (!s.routed) return s;
+  s.router.kind = take_router_kind(get<std::string>(router, "kind"));
+  s.router.experts = get<int32_t>(router, "experts");
+  s.router.top_k = get<int32_t>(router, "top_k");
+  s.router.renormalize = get<bool>(router, "renormalize");
+  s.router.norm_eps = get<float>(router, "norm_eps");
+  s.router.scale = get<float>(router, "scale");
+  s.router_w = take_linear(f.attr("router_w"));
+  s.expert_gate = take_weights(f.attr("expert_gate"));
+  s.expert_up = take_weights(f.attr("expert_up"));
+  s.expert_down = take_weights(f.attr("expert_down"));
+  s.shared_gate = take_linear(f.attr("shared_gate"));
+  s.shared_up = take_linear(f.attr("shared_up"));
+  s.shared_down = take_linear(f.attr("shared_down"));
+  s.shared_score = take_linear(f.attr("shared_score"));
+  return s;
+}
+
+cpumoe::ModelSpec take_model(nb::handle m) {
+  cpumoe::ModelSpec s;
+  s.vocab = get<int64_t>(m, "vocab");
+  s.hidden = get<int64_t>(m, "hidden");
+  s.max_tokens = get<int64_t>(m, "max_tokens");
+  s.norm_eps = get<float>(m, "norm_eps");
+  s.embed = take_weight(m.attr("embed"));
+  s.final_norm = take_vector(m.attr("final_norm"));
+  s.head = take_linear(m.attr("head"));
+  for (nb::handle layer : nb::cast<nb::sequence>(m.attr("layers"))) {
+    cpumoe::LayerSpec l;
+    l.attn_norm = take_vector(layer.attr("attn_norm"));
+    l.ffn_norm = take_vector(layer.attr("ffn_norm"));
+    l.attn = take_attention(layer.attr("attn"));
+    l.ffn = take_ffn(layer.attr("ffn"));
+    s.layers.push_back(std::move(l));
+  }
+  return s;
+}
+
+cpumoe::Code take_kv_code(const std::string& kv) {
+  const cpumoe::Format* f = cpumoe::find_format(kv);
+  require(f != nullptr && f->scale_rows == 0, "kv", "must be fp16, bf16 or fp32; got ", kv);
+  return f->code;
+}
+
+// core's Decoder, and references to what it views. One forward() at a time: it owns its buffers.
+struct PyDecoder {
+  nb::object spec, executor;
+  std::unique_ptr<cpumoe::Decoder> decoder;
+  std::mutex busy;
+
+  PyDecoder(nb::object spec_, nb::object executor_)
+      : spec(std::move(spec_)), executor(std::move(executor_)) {
+    cpumoe::Executor& workers = nb::cast<cpumoe::Executor&>(executor);
+    decoder = std::make_unique<cpumoe::Decoder>(take_model(spec), cpumoe::probe_machine().isa,
+                                                workers);
+  }
+};
+
+struct PyKvCache {
+  cpumoe::KvCache cache;
+  PyKvCache(const PyDecoder& d, int64_t capacity, const std::string& kv)
+      : cache(d.decoder->model(), capacity, take_kv_code(kv)) {}
+};
+
+nb::object forward(PyDecoder& self, nb::sequence segments, bool all) {
+  std::vector<cpumoe::Segment> parts;
+  std::vector<Ids> owners;
+  size_t rows = 0;
+  for (nb::handle item : segments) {
+    const nb::tuple pair = nb::cast<nb::tuple>(item);
+    require(pair.size() == 2, "forward", "each segment must be (KvCache, int32 ids); got ",
+            pair.size(), " items");
+    PyKvCache& cache = nb::cast<PyKvCache&>(pair[0]);
+    Ids ids;
+    require(nb::try_cast<Ids>(pair[1], ids, false), "forward",
+            "ids must be a contiguous int32 array of one dimension");
+    require(ids.shape(0) >= 1, "forward", "each segment must have at least one token; got none");
+    parts.push_back({&cache.cache, {ids.data(), ids.shape(0)}});
+    rows += all ? ids.shape(0) : 1;
+    owners.push_back(std::move(ids));
+  }
+  require(!parts.empty(), "forward", "there must be at least one segment; got none");
+  const size_t vocab = size_t(self.decoder->model().vocab);
+  std::unique_ptr<float[]> logits(new float[rows * vocab]);
+  {
+    nb::gil_scoped_release release;
+    std::lock_guard<std::mutex> lock(self.busy);
+    self.decoder->forward(parts, all ? cpumoe::LogitsOf::all : cpumoe::LogitsOf::last,
+                          logits.get());
+  }
+  float* data = logits.release();
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, {rows, vocab}, owner));
+}
+
+}  // namespace
+
+void bind_decoder(nb::module_& m) {
+  nb::class_<PyDecoder>(m, "Decoder", "The whole forward pass of a model, weights in place.")
+      .def(nb::init<nb::object, nb::object>(), "spec"_a, "executor"_a,
+           "spec: a cpumoe.models.ModelSpec, kept alive. Raises Error when shapes do not fit.")
+      .def("forward", &forward, "segments"_a, "all"_a = false,
+           "segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and returns\n"
+           "fp32 logits [segments, vocab], or [tokens, vocab] with `all`. Releases the GIL.\n"
+           "Raises Error, with the caches as they were.")
+      .def_prop_ro("last_weight_bytes",
+                   [](const PyDecoder& d) { return d.decoder->last_weight_bytes(); },
+                   "Bytes of weights that the last forward() read, each weight counted once.");
+
+  nb::class_<PyKvCache>(m, "KvCache", "Keys and values of one sequence; memory grows with use.")
+      .def(nb::init<const PyDecoder&, int64_t, const std::string&>(), "decoder"_a, "capacity"_a,
+           "kv"_a = "fp16", "capacity: tokens. kv: fp16, bf16 or fp32. Raises Error.")
+      .def_prop_ro("length", [](const PyKvCache& c) { return c.cache.length(); })
+      .def_prop_ro("capacity", [](const PyKvCache& c) { return c.cache.capacity(); })
+      .def_prop_ro("bytes_per_token", [](const PyKvCache& c) { return c.cache.bytes_per_token(); })
+      .def("truncate", [](PyKvCache& c, int64_t n) { c.cache.truncate(n); }, "length"_a,
+           "Forget the tokens from `length` on.");
+}
+
+}  // namespace cpumoe_py

@@ -1,0 +1,126 @@
+#include "decoder/attention.h"
+
+#include <algorithm>
+
+namespace cpumoe {
+namespace {
+
+constexpr int64_t kBlockRows = 64;     // query rows of a task: one conversion of K and V serves them all
+constexpr int64_t kPieceTasks = 64;    // parts are cut until a piece has about as many tasks ...
+constexpr int64_t kPartKeys = 256;     // ... but no shorter than this
+constexpr int64_t kSerialWork = 1 << 17;  // multiply-adds below which a phase costs more than it saves
+
+int64_t first_key(int64_t position, int64_t window) {
+  return window > 0 ? std::max<int64_t>(0, position - window + 1) / kScoreBlock * kScoreBlock : 0;
+}
+
+}  // namespace
+
+Attention::Totals Attention::cut(std::span<const Piece> pieces, const AttentionSpec& spec) {
+  Totals total{};
+  cuts_.clear();
+  const int64_t group = spec.heads / spec.kv_heads;
+  for (const Piece& p : pieces) {
+    Cut c;
+    c.block_tokens = std::min(p.count, std::max<int64_t>(1, kBlockRows / group));
+    c.blocks = ceil_div(p.count, c.block_tokens);
+    const int64_t last = p.position + p.count, keys = last - first_key(last - 1, spec.window);
+    c.parts = std::min(ceil_div(keys, kPartKeys), kPieceTasks / (c.blocks * spec.kv_heads));
+    c.parts = std::max<int64_t>(c.parts, 1);
+    c.first_task = total.tasks;
+    c.first_join = total.joins;
+    c.first_state = total.states;
+    const int64_t joins = c.blocks * spec.kv_heads;
+    total.tasks += joins * c.parts;
+    total.work += p.count * spec.heads * keys * spec.head_dim * 2;
+    if (c.parts > 1) {
+      total.joins += joins;
+      total.states += joins * c.parts * c.block_tokens * group * state_stride(spec.head_dim);
+    }
+    cuts_.push_back(c);
+  }
+  return total;
+}
+
+void Attention::reserve(std::span<const Piece> pieces, const ModelSpec& model, Executor& executor) {
+  int64_t joins = 0, states = 0;
+  for (const LayerSpec& layer : model.layers) {
+    const AttentionSpec& a = layer.attn;
+    const Totals t = cut(pieces, a);
+    joins = std::max(joins, t.joins);
+    states = std::max(states, t.states);
+    const int64_t rows = std::max(kBlockRows, a.heads / a.kv_heads);
+    scratch_bytes_ = std::max(scratch_bytes_, round_up(attend_scratch_bytes(rows, a.head_dim), 64));
+  }
+  scratch_.reserve(size_t(scratch_bytes_ * executor.threads()));
+  states_.reserve_as<float>(size_t(states));
+  if (joins > joins_) {
+    arrived_ = std::make_unique<std::atomic<int32_t>[]>(size_t(joins));
+    joins_ = joins;
+  }
+  // A forward that threw may have left a count behind.
+  for (int64_t i = 0; i < joins_; ++i) arrived_[size_t(i)].store(0, std::memory_order_relaxed);
+}
+
+void Attention::run(std::span<const Piece> pieces, const AttentionSpec& spec, size_t layer,
+                    const float* q, int64_t q_stride, float* out, int64_t out_stride, IsaSet isa,
+                    Executor& executor) {
+  const Totals total = cut(pieces, spec);
+  const int64_t group = spec.heads / spec.kv_heads, head_row = group * spec.head_dim;
+  float* states = static_cast<float*>(states_.data());
+
+  const auto task = [&](int64_t number, int worker) {
+    // The piece of this task: the last one that starts at or before it.
+    const auto after = std::upper_bound(cuts_.begin(), cuts_.end(), number,
+                                        [](int64_t n, const Cut& c) { return n < c.first_task; });
+    const size_t i = size_t(after - cuts_.begin()) - 1;
+    const Piece& p = pieces[i];
+    const Cut& c = cuts_[i];
+    // Late blocks see the most keys: they go first.
+    const int64_t local = number - c.first_task, part = local % c.parts;
+    const int64_t join = local / c.parts, head = join % spec.kv_heads;
+    const int64_t block = c.blocks - 1 - join / spec.kv_heads;
+    const int64_t from = block * c.block_tokens;
+    const LayerCache& cache = p.cache->layers[layer];
+
+    AttendArgs a{};
+    a.tokens = std::min(c.block_tokens, p.count - from);
+    a.group = group;
+    a.head_dim = spec.head_dim;
+    a.position = p.position + from;
+    a.q = q + (p.row + from) * q_stride + head * head_row;
+    a.q_stride = q_stride;
+    a.out = out + (p.row + from) * out_stride + head * head_row;
+    a.out_stride = out_stride;
+    a.k_cache = cache.keys(head);
+    a.v_cache = cache.values(head);
+    a.window = spec.window;
+    a.scale = spec.scale;
+    a.scratch = static_cast<char*>(scratch_.data()) + worker * scratch_bytes_;
+    const int64_t begin = first_key(a.position, spec.window), end = a.position + a.tokens;
+    const int64_t step = round_up(ceil_div(end - begin, c.parts), kScoreBlock);
+    a.key0 = std::min(begin + part * step, round_up(end, kScoreBlock));
+    a.key1 = std::min(a.key0 + step, end);
+    float* const finished = a.out;
+    const int64_t state = a.tokens * group * state_stride(spec.head_dim);
+    float* const first_state = states + c.first_state + join * c.parts * (c.block_tokens * group) *
+                                                            state_stride(spec.head_dim);
+    if (c.parts > 1) {
+      a.out = nullptr;
+      a.state = first_state + part * state;
+    }
+    select_attend(p.cache->code, isa)->run(a);
+    if (c.parts == 1) return;
+    std::atomic<int32_t>& arrived = arrived_[size_t(c.first_join + join)];
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < c.parts) return;
+    arrived.store(0, std::memory_order_relaxed);
+    attend_merge({first_state, c.parts, a.tokens, group, spec.head_dim, finished, out_stride});
+  };
+  if (total.work < kSerialWork) {
+    for (int64_t t = 0; t < total.tasks; ++t) task(t, 0);
+  } else {
+    executor.parallel(total.tasks, task);
+  }
+}
+
+}  // namespace cpumoe

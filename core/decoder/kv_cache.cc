@@ -1,0 +1,79 @@
+#include "decoder/kv_cache.h"
+
+#include <sys/mman.h>
+
+#include <limits>
+
+#include "base/error.h"
+
+namespace cpumoe {
+namespace {
+
+// Keeps every product below in int64: 2^31 tokens x 2^31 bytes per token.
+constexpr int64_t kMaxCapacity = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxTokenBytes = int64_t(1) << 31;
+
+}  // namespace
+
+KvCache::Impl::~Impl() {
+  if (base != nullptr) munmap(base, size_t(bytes));
+}
+
+KvCache::KvCache(const ModelSpec& model, int64_t capacity, Code code)
+    : impl(std::make_unique<Impl>()) {
+  require(capacity >= 1 && capacity <= kMaxCapacity, "kv cache", "capacity must be in [1, ",
+          kMaxCapacity, "] tokens; got ", capacity, ". Choose the longest context you need");
+  const int64_t element = int64_t(code_bits(code)) / 8;
+  impl->capacity = capacity;
+  impl->code = code;
+  int64_t total = 0;
+  for (const LayerSpec& spec : model.layers) {
+    const AttentionSpec& a = spec.attn;
+    require(a.kv_heads >= 1 && a.head_dim >= 1 && a.head_dim < kMaxTokenBytes &&
+                a.kv_heads < kMaxTokenBytes / a.head_dim, "kv cache",
+            "kv_heads and head_dim must be positive and sane; got ", a.kv_heads, " and ", a.head_dim,
+            ". Correct the model's attention geometry");
+    LayerCache layer;
+    layer.kv_heads = a.kv_heads;
+    layer.head_dim = a.head_dim;
+    layer.key_bytes = round_up(key_elements(capacity, a.head_dim) * element, 64);
+    layer.head_bytes =
+        layer.key_bytes + round_up(value_elements(capacity, a.head_dim) * element, 64);
+    impl->bytes_per_token += a.kv_heads * (a.head_dim + value_stride(a.head_dim)) * element;
+    require(impl->bytes_per_token < kMaxTokenBytes, "kv cache",
+            "one token must take less than 2 GiB; got ", impl->bytes_per_token,
+            " bytes. Correct the model's attention geometry");
+    total += layer.kv_heads * layer.head_bytes;
+    impl->layers.push_back(layer);
+  }
+  if (total == 0) return;
+  void* base = mmap(nullptr, size_t(total), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  require(base != MAP_FAILED, "kv cache", "the system must grant ", total,
+          " bytes of address space; got a refusal for capacity ", capacity,
+          ". Choose a smaller capacity");
+  impl->base = base;
+  impl->bytes = total;
+  // Heads are far apart: with 2 MiB pages a short text would touch 4 MiB per head and layer.
+  madvise(base, size_t(total), MADV_NOHUGEPAGE);
+  char* at = static_cast<char*>(base);
+  for (LayerCache& layer : impl->layers) {
+    layer.data = at;
+    at += layer.kv_heads * layer.head_bytes;
+  }
+}
+
+KvCache::~KvCache() = default;
+
+int64_t KvCache::length() const { return impl->length; }
+int64_t KvCache::capacity() const { return impl->capacity; }
+int64_t KvCache::bytes_per_token() const { return impl->bytes_per_token; }
+
+void KvCache::truncate(int64_t length) {
+  require(length >= 0 && length <= impl->length, "kv cache",
+          "truncate takes a length in [0, ", impl->length, "]; got ", length,
+          ". Only tokens in the cache can be forgotten");
+  impl->length = length;
+}
+
+}  // namespace cpumoe

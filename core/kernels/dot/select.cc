@@ -1,0 +1,93 @@
+#include <string>
+
+#include "kernels/dot/dot.h"
+#include "kernels/dot/layouts.h"
+
+namespace cpumoe {
+
+#define CPUMOE_DOT(isa, shape, code, layout, act_layout, order, m_min, m_max, m_block, n_block, \
+                   n_slice)                                                                      \
+  namespace isa {                                                                                \
+  void dot_##shape##_##layout##_##code(const DotArgs&);                                          \
+  size_t scratch_##shape(int64_t n, int64_t m, int64_t k);                                       \
+  void pack_##act_layout(const PackArgs&);                                                       \
+  void mid_##act_layout(const StoreMidArgs&);                                                    \
+  void out_##order(const StoreOutArgs&);                                                         \
+  }
+#include "kernels/dot/kernels.inc"
+#undef CPUMOE_DOT
+
+namespace {
+
+constexpr int64_t kAnyTokens = int64_t(1) << 40;
+
+size_t act_bytes_rows(int64_t m, int64_t k) { return size_t(Rows::floats(m, k)) * 4; }
+size_t act_bytes_rows_even_odd(int64_t m, int64_t k) {
+  return size_t(RowsEvenOdd::floats(m, k)) * 4;
+}
+size_t act_bytes_panels8(int64_t m, int64_t k) { return size_t(Panels8::floats(m, k)) * 4; }
+
+#define CPUMOE_DOT(isa, shape, code, layout, act_layout, order, m_min, m_max, m_block, n_block, \
+                   n_slice)                                                                      \
+  {#isa "_" #shape "_" #layout "_" #code,                                                        \
+   Isa::isa,                                                                                     \
+   Code::code,                                                                                   \
+   Layout::layout,                                                                               \
+   ActClass::fp32,                                                                               \
+   #act_layout,                                                                                  \
+   TileOrder::order,                                                                             \
+   m_min,                                                                                        \
+   m_max,                                                                                        \
+   m_block,                                                                                      \
+   n_block,                                                                                      \
+   n_slice,                                                                                      \
+   isa::dot_##shape##_##layout##_##code,                                                         \
+   isa::scratch_##shape,                                                                         \
+   act_bytes_##act_layout,                                                                       \
+   isa::pack_##act_layout,                                                                       \
+   isa::mid_##act_layout,                                                                        \
+   isa::out_##order},
+constexpr DotKernel kKernels[] = {
+#include "kernels/dot/kernels.inc"
+};
+#undef CPUMOE_DOT
+
+const char* layout_name(Layout l) { return l == Layout::rows ? "rows" : "columns"; }
+
+// Empty when the kernel fits.
+std::string refusal(const DotKernel& k, const DotRequest& r, IsaSet isa) {
+  if (k.code != r.code) return std::string("reads ") + code_name(k.code) + " weights";
+  if (k.layout != r.layout) return std::string("reads the ") + layout_name(k.layout) + " layout";
+  if (k.act_class != r.act_class) return "has another activation class";
+  if (!isa.has(k.isa)) return std::string("needs ") + isa_name(k.isa) + ", which may not be used";
+  if (max64(r.m, 1) < k.m_min) return "is for " + std::to_string(k.m_min) + " tokens or more";
+  if (r.m > k.m_max) return "is for " + std::to_string(k.m_max) + " tokens or fewer";
+  return "";
+}
+
+}  // namespace
+
+const DotKernel* dot_kernels(int* count) {
+  *count = int(sizeof kKernels / sizeof kKernels[0]);
+  return kKernels;
+}
+
+const DotKernel* select_dot(const DotRequest& request, IsaSet isa, std::string* why) {
+  std::string reasons;
+  for (const DotKernel& k : kKernels) {
+    const std::string r = refusal(k, request, isa);
+    if (r.empty()) {
+      if (why != nullptr) *why = reasons;
+      return &k;
+    }
+    reasons += std::string(reasons.empty() ? "" : "; ") + k.name + " " + r;
+  }
+  if (why != nullptr) {
+    *why = std::string("no dot kernel for ") + code_name(request.code) + " weights in " +
+           layout_name(request.layout) + " layout and " + std::to_string(request.m) +
+           " tokens: " + reasons;
+  }
+  return nullptr;
+}
+
+}  // namespace cpumoe

@@ -1,0 +1,32 @@
+#include "kernels/rope/rope.h"
+
+namespace cpumoe {
+
+#define CPUMOE_ROPE(isa)        \
+  namespace isa {               \
+  void rope(const RopeArgs& a); \
+  }
+#include "kernels/rope/kernels.inc"
+#undef CPUMOE_ROPE
+
+namespace {
+#define CPUMOE_ROPE(isa) {"rope_" #isa, Isa::isa, isa::rope},
+constexpr RopeKernel kKernels[] = {
+#include "kernels/rope/kernels.inc"
+};
+#undef CPUMOE_ROPE
+}  // namespace
+
+const RopeKernel* rope_kernels(int* count) {
+  *count = int(sizeof(kKernels) / sizeof(kKernels[0]));
+  return kKernels;
+}
+
+const RopeKernel* select_rope(IsaSet isa) {
+  for (const RopeKernel& k : kKernels) {
+    if (isa.has(k.isa)) return &k;
+  }
+  return nullptr;
+}
+
+}  // namespace cpumoe

@@ -1,0 +1,319 @@
+// One phase: the caller writes the job, then sets `remaining` to the number of tasks. A worker claims a
+// task by decrementing a positive `remaining`; only then does it read the job. The job cannot change
+// before that task is reported in `unfinished`, so a worker that wakes late either claims a task of the
+// job that is running now or nothing at all. The phase ends when `unfinished` is 0.
+#include "machine/executor.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "machine/futex.h"
+
+namespace cpumoe {
+namespace {
+
+constexpr int64_t kMaxTasks = int64_t{1} << 30;  // `remaining` holds 32 bits
+constexpr int kSpinsPerLook = 32;                  // pauses between two looks at the clock
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// Spins until ready() or until `microseconds` are over; says whether it was ready.
+template <class Ready>
+bool spin(int microseconds, const Ready& ready) {
+  if (ready()) return true;
+  if (microseconds <= 0) return false;
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + std::chrono::microseconds(microseconds);
+  do {
+    for (int i = 0; i < kSpinsPerLook; ++i) {
+      pause_cpu();
+      if (ready()) return true;
+    }
+  } while (Clock::now() < end);
+  return false;
+}
+
+struct Pool {
+  struct Job {
+    void (*call)(void*, int64_t, int) = nullptr;
+    void* fn = nullptr;
+    int32_t count = 0;
+  };
+
+  // Written by workers all the time: one cache line each (128: the prefetcher takes lines in pairs).
+  alignas(128) std::atomic<int32_t> remaining{0};  // tasks not yet claimed; <= 0: none
+  alignas(128) std::atomic<uint32_t> unfinished{0};  // tasks not yet reported; the caller sleeps on it
+  alignas(128) std::atomic<int> sleepers{0};         // workers that a futex_wake may be needed for
+  std::atomic<uint32_t> wake_word{0};                // sleeping workers sleep on it
+  std::atomic<bool> caller_sleeps{false};
+  std::atomic<bool> stop{false};
+  alignas(128) Job job;
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
+  std::atomic<int64_t> wakes{0};
+
+  std::mutex turn;  // one job at a time
+  int threads = 1;
+  int awake_limit = 0;  // workers, beside the caller, that may be awake at once
+  int spin_us = 0;
+  std::vector<std::vector<int>> cpus_of_worker;  // empty: not bound
+  std::vector<pthread_t> workers;
+
+  void start();
+  void finish();
+  void run(const Job& next);
+  void call_task(int64_t task, int worker);
+  void work(int worker);
+  void wake_workers();
+  void wait_for_end();
+  void worker_loop(int worker);
+  void sleep_until_work();
+};
+
+// The executor whose task this thread is running.
+thread_local const Pool* t_running = nullptr;
+
+struct WorkerStart {
+  Pool* pool;
+  int worker;
+};
+
+void bind_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  const size_t size = size_t(*std::max_element(cpus.begin(), cpus.end())) + 1;
+  cpu_set_t* mask = CPU_ALLOC(size);
+  if (mask == nullptr) return;
+  const size_t bytes = CPU_ALLOC_SIZE(size);
+  CPU_ZERO_S(bytes, mask);
+  for (int c : cpus) CPU_SET_S(size_t(c), bytes, mask);
+  // Refused (a CPU went away, a sandbox): the worker runs unbound, as correct as before.
+  pthread_setaffinity_np(pthread_self(), bytes, mask);
+  CPU_FREE(mask);
+}
+
+void* worker_main(void* argument) {
+  const std::unique_ptr<WorkerStart> start(static_cast<WorkerStart*>(argument));
+  Pool& pool = *start->pool;
+  if (!pool.cpus_of_worker.empty()) bind_to(pool.cpus_of_worker[size_t(start->worker)]);
+  pool.worker_loop(start->worker);
+  return nullptr;
+}
+
+void Pool::start() {
+  for (int i = 1; i < threads; ++i) {
+    auto argument = std::make_unique<WorkerStart>(WorkerStart{this, i});
+    pthread_t thread;
+    const int error = pthread_create(&thread, nullptr, worker_main, argument.get());
+    if (error != 0) {
+      finish();
+      throw Error(concat("Executor: the system must allow ", threads, " threads; got error ", error,
+                         " at thread ", i, ". Ask for fewer threads."));
+    }
+    argument.release();
+    workers.push_back(thread);
+  }
+}
+
+void Pool::finish() {
+  stop.store(true);
+  wake_word.fetch_add(1);
+  futex_wake(wake_word, threads);
+  for (pthread_t thread : workers) pthread_join(thread, nullptr);
+  workers.clear();
+}
+
+void Pool::call_task(int64_t task, int worker) {
+  try {
+    job.call(job.fn, task, worker);
+  } catch (...) {
+    if (!failed.exchange(true)) error = std::current_exception();
+  }
+}
+
+// Claims and runs tasks until none is left, then reports them all at once.
+void Pool::work(int worker) {
+  uint32_t mine = 0;
+  while (remaining.load(std::memory_order_relaxed) > 0) {
+    const int32_t left = remaining.fetch_sub(1, std::memory_order_acq_rel);
+    if (left <= 0) break;
+    call_task(job.count - left, worker);
+    ++mine;
+  }
+  if (mine == 0) return;
+  if (unfinished.fetch_sub(mine, std::memory_order_seq_cst) == mine &&
+      caller_sleeps.load(std::memory_order_seq_cst)) {
+    futex_wake(unfinished, 1);
+  }
+}
+
+void Pool::wake_workers() {
+  const int sleeping = sleepers.load(std::memory_order_seq_cst);
+  if (sleeping <= 0) return;
+  const int awake = threads - 1 - sleeping;
+  const int wanted = std::min<int>(awake_limit, job.count - 1) - awake;
+  if (wanted <= 0) return;
+  wake_word.fetch_add(1);
+  const int woken = futex_wake(wake_word, std::min(wanted, sleeping));
+  sleepers.fetch_sub(woken);
+  wakes.fetch_add(woken, std::memory_order_relaxed);
+}
+
+void Pool::wait_for_end() {
+  const auto over = [this] { return unfinished.load(std::memory_order_acquire) == 0; };
+  if (spin(spin_us, over)) return;
+  caller_sleeps.store(true, std::memory_order_seq_cst);
+  for (;;) {
+    const uint32_t left = unfinished.load(std::memory_order_seq_cst);
+    if (left == 0) break;
+    futex_wait(unfinished, left);
+  }
+  caller_sleeps.store(false, std::memory_order_relaxed);
+}
+
+void Pool::run(const Job& next) {
+  job = next;
+  if (threads == 1 || next.count == 1) {
+    for (int32_t i = 0; i < next.count; ++i) call_task(i, 0);
+    return;
+  }
+  unfinished.store(uint32_t(next.count), std::memory_order_relaxed);
+  // seq_cst, as the load of `sleepers` behind it: either we see a worker that is about to sleep, or it
+  // sees our tasks.
+  remaining.store(next.count, std::memory_order_seq_cst);
+  wake_workers();
+  work(0);
+  wait_for_end();
+}
+
+void Pool::sleep_until_work() {
+  const uint32_t seen = wake_word.load(std::memory_order_seq_cst);
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  const bool busy = remaining.load(std::memory_order_seq_cst) > 0 || stop.load();
+  // Whoever wakes a sleeper takes it off the count: until it runs, nobody need call the kernel for it.
+  if (busy || !futex_wait(wake_word, seen)) sleepers.fetch_sub(1);
+}
+
+void Pool::worker_loop(int worker) {
+  const auto called = [this] {
+    return remaining.load(std::memory_order_relaxed) > 0 || stop.load(std::memory_order_relaxed);
+  };
+  while (!stop.load(std::memory_order_relaxed)) {
+    if (spin(spin_us, called)) {
+      t_running = this;
+      work(worker);
+      t_running = nullptr;
+    } else {
+      sleep_until_work();
+    }
+  }
+}
+
+// fork() copies only the thread that called it. The child's executors are rebuilt on first use; the
+// parent's pools stay behind unused, because their threads and perhaps their locks are gone.
+std::mutex g_fork_mutex;
+std::atomic<uint64_t> g_forks{0};
+
+void watch_forks() {
+  static const int once = pthread_atfork([] { g_fork_mutex.lock(); }, [] { g_fork_mutex.unlock(); },
+                                         [] {
+                                           g_forks.fetch_add(1);
+                                           t_running = nullptr;
+                                           g_fork_mutex.unlock();
+                                         });
+  static_cast<void>(once);
+}
+
+}  // namespace
+
+struct Executor::Impl {
+  Machine machine;
+  Options options;
+  int threads = 1;
+  std::atomic<uint64_t> forks{0};  // g_forks when `pool` was made
+  std::atomic<Pool*> pool{nullptr};
+
+  Pool* make_pool() const {
+    auto made = std::make_unique<Pool>();
+    const int cores = std::max<int>(1, int(machine.cores.size()));
+    const int at_once = std::min(cores, machine.default_threads());
+    made->threads = threads;
+    made->awake_limit = std::min(threads, at_once) - 1;
+    made->spin_us = options.spin_us >= 0 ? options.spin_us : threads > at_once ? 0 : 50;
+    if (options.pin && threads > 1 && threads <= int(machine.cores.size())) {
+      for (int i = 0; i < threads; ++i) {
+        made->cpus_of_worker.push_back(machine.cores[size_t(i)].cpus);
+      }
+    }
+    made->start();
+    return made.release();
+  }
+
+  Pool& current() {
+    if (forks.load(std::memory_order_acquire) != g_forks.load(std::memory_order_relaxed)) {
+      const std::lock_guard<std::mutex> lock(g_fork_mutex);
+      if (forks != g_forks.load()) {
+        pool.store(make_pool());
+        forks = g_forks.load();
+      }
+    }
+    return *pool.load(std::memory_order_acquire);
+  }
+};
+
+Executor::Executor(const Machine& machine, Options options) : impl_(std::make_unique<Impl>()) {
+  require(options.threads >= 0 && options.threads <= kMaxThreads, "Executor",
+          "threads must be from 1 to ", kMaxThreads, ", or 0 for this machine's default; got ",
+          options.threads, ".");
+  watch_forks();
+  impl_->machine = machine;
+  impl_->options = options;
+  impl_->threads = options.threads > 0 ? options.threads : machine.default_threads();
+  const std::lock_guard<std::mutex> lock(g_fork_mutex);
+  impl_->forks = g_forks.load();
+  impl_->pool.store(impl_->make_pool());
+}
+
+Executor::~Executor() {
+  if (impl_->forks != g_forks.load()) return;
+  Pool* pool = impl_->pool.load();
+  pool->finish();
+  delete pool;
+}
+
+int Executor::threads() const { return impl_->threads; }
+
+int64_t Executor::wakes() const { return impl_->pool.load()->wakes.load(); }
+
+void Executor::run(int64_t count, void (*call)(void*, int64_t, int), void* fn) {
+  require(count >= 0 && count <= kMaxTasks, "Executor", "the number of tasks must be from 0 to ",
+          kMaxTasks, "; got ", count, ". Make fewer, larger tasks.");
+  require(t_running == nullptr, "Executor",
+          "a task must not call parallel() itself; got a nested call. Split the work into more tasks.");
+  if (count == 0) return;
+  Pool& pool = impl_->current();
+  const std::lock_guard<std::mutex> turn(pool.turn);
+  t_running = &pool;
+  pool.failed.store(false, std::memory_order_relaxed);
+  pool.run({call, fn, int32_t(count)});
+  t_running = nullptr;
+  if (pool.failed.load(std::memory_order_relaxed)) {
+    std::rethrow_exception(std::exchange(pool.error, nullptr));
+  }
+}
+
+}  // namespace cpumoe

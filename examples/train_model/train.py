@@ -1,0 +1,173 @@
+"""Train the bundled Mixture-of-Experts model on CPU; resumable.
+
+    python train.py --corpus WORK/corpus --work WORK/run --minutes 60 --export models/tiny-stories-moe
+
+``--minutes`` is the length of the whole run: the learning rate follows the share of it that has been
+spent (warm-up, then cosine), so the run anneals fully however fast the machine is.  A run that was
+stopped goes on from its last checkpoint when the same command is given again.  ``--steps N`` makes the
+schedule count steps instead, which gives the same weights again on the same machine and library
+versions.  ``--export`` writes the model folder at the end; with ``--minutes 0`` it only exports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+# glibc gives every large temporary back to the kernel by default; keeping them saves ~20 % of a step.
+_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
+if __name__ == "__main__" and "MALLOC_MMAP_MAX_" not in os.environ:
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_MALLOC})
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import torch
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from common import DOMAINS, load_domain, make_model, perplexity
+
+SHARES = {"stories": 0.45, "dialogues": 0.30, "shakespeare": 0.10, "bible": 0.15}
+
+
+class Run:
+    """A training run: model, optimizer, counters, and how to store them."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.data = {n: load_domain(args.corpus, "train", n) for n in DOMAINS
+                     if (args.corpus / "train" / f"{n}.npy").exists()}
+        self.names = list(self.data)
+        shares = np.array([SHARES[n] for n in self.names])
+        self.shares = shares / shares.sum()
+        vocab = json.loads((args.corpus / "tokenizer.json").read_text(encoding="utf-8"))
+        self.vocab_size = len(vocab["model"]["vocab"])
+        torch.manual_seed(args.seed)
+        self.model = make_model(self.vocab_size)
+        matrices = [p for p in self.model.parameters() if p.dim() >= 2]
+        vectors = [p for p in self.model.parameters() if p.dim() < 2]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+            lr=args.lr, betas=(0.9, 0.95), fused=True)
+        self.state = {"step": 0, "seconds": 0.0, "cpu_seconds": 0.0, "tokens": 0, "log": []}
+        self.checkpoint = args.work / "checkpoint.pt"
+        if self.checkpoint.exists():
+            saved = torch.load(self.checkpoint, weights_only=False)
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.state = saved["state"]
+
+    def save(self) -> None:
+        """Write the checkpoint; a crash leaves the former one."""
+        part = self.checkpoint.with_suffix(".part")
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "state": self.state}, part)
+        os.replace(part, self.checkpoint)
+
+    def progress(self) -> float:
+        """Share of the run that is done."""
+        if self.args.steps:
+            return self.state["step"] / self.args.steps
+        return self.state["seconds"] / (self.args.minutes * 60) if self.args.minutes else 1.0
+
+    def learning_rate(self) -> float:
+        """Warm-up over 150 steps, then cosine down to 1 %."""
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress())))
+        return self.args.lr * min(1.0, (self.state["step"] + 1) / 150) * (0.01 + 0.99 * cosine)
+
+    def batch(self) -> torch.Tensor:
+        """Random windows; the choice depends on the step only, so that a run can be resumed."""
+        rng = np.random.default_rng((self.args.seed, self.state["step"]))
+        seq = self.args.seq if self.progress() > 0.6 else self.args.seq // 2
+        rows = []
+        for _ in range(self.args.batch_tokens // seq):
+            ids = self.data[self.names[rng.choice(len(self.names), p=self.shares)]]
+            start = rng.integers(0, len(ids) - seq)
+            rows.append(ids[start:start + seq + 1])
+        return torch.from_numpy(np.stack(rows))
+
+    def step(self) -> tuple[float, float]:
+        """One optimizer step; returns cross-entropy and balance loss."""
+        config = self.model.config
+        rate = self.learning_rate()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        x = self.batch()
+        out = self.model(input_ids=x[:, :-1], use_cache=False)
+        loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), x[:, 1:].flatten())
+        balance = load_balancing_loss_func(out.router_logits, config.num_experts, config.num_experts_per_tok)
+        (loss + config.router_aux_loss_coef * balance).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.state["step"] += 1
+        self.state["tokens"] += x[:, 1:].numel()
+        return loss.item(), balance.item()
+
+    def held_out(self, max_tokens: int = 6144) -> dict[str, float]:
+        """Perplexity per domain on a part of the held-out text."""
+        return {n: round(perplexity(self.model, load_domain(self.args.corpus, "heldout", n), max_tokens=max_tokens)["ppl"], 3)
+                for n in self.names}
+
+    def train(self) -> None:
+        """Until the progress is 1."""
+        args, state = self.args, self.state
+        self.model.train()
+        wall, cpu = time.time(), time.process_time()
+        base, base_cpu = state["seconds"], state["cpu_seconds"]
+        mark, mark_tokens, average = wall, state["tokens"], None
+        while self.progress() < 1.0:
+            loss, balance = self.step()
+            average = loss if average is None else 0.97 * average + 0.03 * loss
+            now = time.time()
+            state["seconds"] = base + now - wall
+            state["cpu_seconds"] = base_cpu + time.process_time() - cpu
+            if state["step"] % 25 == 0:
+                speed = (state["tokens"] - mark_tokens) / (now - mark)
+                mark, mark_tokens = now, state["tokens"]
+                print(f"{time.strftime('%H:%M:%S')} step {state['step']} {100 * self.progress():.1f} % loss {average:.3f} "
+                      f"balance {balance:.3f} lr {self.learning_rate():.2e} {speed:.0f} tok/s", flush=True)
+            if state["step"] % 100 == 0:
+                self.save()
+            if state["step"] % 500 == 0:
+                scores = self.held_out()
+                state["log"].append({"step": state["step"], "tokens": state["tokens"], "minutes": round(state["seconds"] / 60, 2),
+                                     "loss": round(average, 4), "ppl": scores})
+                print("held-out perplexity", scores, flush=True)
+        self.save()
+        print(f"done: {state['step']} steps, {state['tokens']} tokens, {state['seconds'] / 60:.1f} min, "
+              f"{state['cpu_seconds'] / 60:.1f} CPU-min", flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, required=True, help="folder written by corpus.py")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--minutes", type=float, default=60, help="length of the whole run; 0: only export")
+    parser.add_argument("--steps", type=int, default=0, help="length of the whole run in steps, instead of minutes")
+    parser.add_argument("--batch-tokens", type=int, default=3072)
+    parser.add_argument("--seq", type=int, default=512, help="window length; half of it in the first 60 %% of the run")
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--export", type=Path, help="model folder to write when the run is done")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.work.mkdir(parents=True, exist_ok=True)
+    run = Run(args)
+    total = sum(p.numel() for p in run.model.parameters())
+    experts = sum(p.numel() for n, p in run.model.named_parameters() if ".experts." in n)
+    print(f"{total} parameters, {total - experts * 3 // 4} active per token; from step {run.state['step']}", flush=True)
+    if args.minutes or args.steps:
+        run.train()
+    if args.export:
+        from export import export
+        export(run.model, args.corpus, args.export, run.state)
+
+
+if __name__ == "__main__":
+    main()

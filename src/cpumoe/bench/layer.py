@@ -1,0 +1,293 @@
+"""``cpumoe bench layer``: one layer of experts, from router logits to hidden states."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import cpumoe
+from cpumoe import _core
+from cpumoe.bench import check
+from cpumoe.bench.formats import FORMATS, Array, Format, find_format
+from cpumoe.bench.measure import Limits, Run, Series, measure, spread
+from cpumoe.bench.peers import Peer
+from cpumoe.bench.shapes import Shape
+from cpumoe.bench.weights import Progress, Weights, available_memory, make_weights
+
+ACTIVATION_CLASS = "fp32"
+"""The only precision class of activations that the core has."""
+
+_SMALL_INTER = 32
+"""Intermediate features of the layer whose time is nearly all fixed cost."""
+
+_CHECK_ELEMENTS = 200_000_000
+"""Weight elements that the correctness gate may decode, per cell."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure and for how long.
+
+    Args:
+        tokens, threads: values of the cells, in this order.
+        seconds: time the runs of one cell should fill.
+        min_rounds: fewest runs of a cell.
+        tries: how often a noisy cell is measured.
+        huge_pages: what stands behind the weights.
+    """
+
+    tokens: Sequence[int]
+    threads: Sequence[int]
+    seconds: float = 1.0
+    min_rounds: int = 5
+    tries: int = 3
+    huge_pages: bool = True
+
+
+@dataclass
+class Inputs:
+    """Fresh inputs of one run: x [T, H] in the weights' format, logits [T, E] fp32."""
+
+    x: Array
+    logits: Array
+
+
+def make_inputs(shape: Shape, format: Format, tokens: int, rng: np.random.Generator) -> Inputs:
+    """Draws one run's inputs. Equal logits' distributions make every set of k experts equally likely."""
+    x = rng.standard_normal((tokens, shape.hidden), dtype=np.float32).astype(format.dtype)
+    return Inputs(x, rng.standard_normal((tokens, shape.experts), dtype=np.float32))
+
+
+def route(shape: Shape, logits: Array) -> tuple[Array, Array]:
+    """The shape's router on `logits` [T, E]: ids [T, k] int32 and weights [T, k] fp32."""
+    return cpumoe.route(
+        logits,
+        shape.top_k,
+        kind=shape.router,  # type: ignore[arg-type]
+        renormalize=shape.renormalize,
+        scale=shape.scale,
+        groups=shape.groups,
+        top_groups=shape.top_groups,
+    )
+
+
+class Op:
+    """Our operator on one layer: routes and runs, timed."""
+
+    def __init__(self, weights: Weights, tokens: int, executor: cpumoe.Executor, seed: int) -> None:
+        """Keeps an output buffer and draws inputs from `seed` on."""
+        self.weights, self.tokens, self.executor = weights, tokens, executor
+        self.rng = np.random.default_rng(seed)
+        self.out = np.zeros((tokens, weights.shape.hidden), weights.format.dtype)
+        self.last: tuple[Array, Array, Array] | None = None
+
+    def run(self) -> Run:
+        """One run with fresh inputs and routing. The inputs are drawn outside of the time."""
+        shape = self.weights.shape
+        inputs = make_inputs(shape, self.weights.format, self.tokens, self.rng)
+        start = time.perf_counter()
+        ids, scores = route(shape, inputs.logits)
+        routed = time.perf_counter()
+        cpumoe.moe(
+            inputs.x, self.weights.experts, ids, scores, out=self.out, executor=self.executor
+        )
+        end = time.perf_counter()
+        self.last = (inputs.x, ids, scores)
+        touched = len(np.unique(ids)) * self.weights.expert_bytes
+        return Run(end - start, touched, shape.flops(self.tokens), {"route": routed - start})
+
+
+def verify(op: Op, rng: np.random.Generator) -> float:
+    """Runs `op` once and returns its error over its bound; Error when that is above 1."""
+    op.run()
+    assert op.last is not None
+    x, ids, scores = op.last
+    shape, format = op.weights.shape, op.weights.format
+    where = check.sample(shape, ids, rng, _CHECK_ELEMENTS)
+    expected = check.reference(
+        shape, op.weights.arrays, x, ids, scores, where, output_roundoff=format.roundoff
+    )
+    ratio = check.error_over_bound(expected, op.out)
+    check.require_correct(f"bench layer {shape.name} {format.name}, {op.tokens} tokens", ratio)
+    return ratio
+
+
+def kernel_names(shape: Shape, format: Format, ids: Array) -> str:
+    """Names of the dot kernels that serve the experts of `ids`, joined by +."""
+    names: dict[str, None] = {}
+    for tokens in sorted(set(np.bincount(ids.ravel()).tolist()) - {0}):
+        names[str(_core.select_dot(format.name, shape.layout, tokens)[0])] = None
+    return "+".join(names)
+
+
+def fixed_cost(
+    weights: Weights, executor: cpumoe.Executor, limits: Limits, options: Options
+) -> float:
+    """Seconds of the op at one token that do not depend on the size of the experts.
+
+    Measures the same layer with experts of _SMALL_INTER intermediate features: same routing, packing of
+    the token, two phases over the workers, combination of k outputs. From each run the time to stream its
+    few bytes at the bandwidth beside it is taken off; what that stream loses at its start stays in, so
+    the figure is an upper bound.
+    """
+    inter = min(_SMALL_INTER, weights.shape.inter)
+    small = make_weights(
+        replace(weights.shape, inter=inter), weights.format, huge_pages=options.huge_pages
+    )
+    op = Op(small, 1, executor, seed=7)
+    op.run()
+    (series,) = measure(
+        [op.run], limits, seconds=0, min_rounds=max(options.min_rounds, 20), tries=options.tries
+    )
+    return max(0.0, statistics.median(
+        run.seconds - run.bytes / (statistics.mean(pair) * 1e9)
+        for run, pair in zip(series.runs, series.read, strict=True)
+    ))
+
+
+def times(series: Series) -> dict[str, Any]:
+    """The fields of a cell that come from one Series."""
+    seconds = [run.seconds for run in series.runs]
+    return {
+        "median_s": series.median_seconds(),
+        "spread": spread(seconds),
+        "bytes": statistics.median(run.bytes for run in series.runs),
+        "flops": statistics.median(run.flops for run in series.runs),
+        "gb_per_s": series.gb_per_s(),
+        "gflop_per_s": series.gflop_per_s(),
+        "share_of_bandwidth": series.share_of_bandwidth(),
+        "share_of_peak": series.share_of_peak(),
+        "read_gb_per_s": series.read_gb_per_s(),
+        "fma_gflop_per_s": series.fma_gflop_per_s(),
+        "limit_disagreement": series.disagreement(),
+        "noisy": series.noisy(),
+        "tries": series.tries,
+        "samples_s": seconds,
+        "samples_bytes": [run.bytes for run in series.runs],
+    }
+
+
+def peer_runner(peer: Peer, op: Op) -> Callable[[], Run]:
+    """A runner that gives `peer` the inputs of our last run."""
+
+    def run() -> Run:
+        assert op.last is not None
+        x, ids, scores = op.last
+        seconds, _ = peer.run(x, ids, scores)
+        touched = len(np.unique(ids)) * op.weights.expert_bytes
+        return Run(seconds, touched, op.weights.shape.flops(op.tokens))
+
+    return run
+
+
+def verify_peer(peer: Peer, op: Op, rng: np.random.Generator) -> tuple[dict[str, Any], float]:
+    """Settles the peer on the inputs of our last run and checks its output as we check ours."""
+    assert op.last is not None
+    x, ids, scores = op.last
+    shape = op.weights.shape
+    setting = peer.settle(x, ids, scores)
+    _, out = peer.run(x, ids, scores)
+    rounding = peer.roundoff(op.tokens)
+    where = check.sample(shape, ids, rng, _CHECK_ELEMENTS)
+    expected = check.reference(
+        shape, op.weights.arrays, x, ids, scores, where, output_roundoff=rounding, store=rounding
+    )
+    ratio = check.error_over_bound(expected, out)
+    check.require_correct(f"bench layer: peer {peer.name} on {shape.name}, {op.tokens} tokens", ratio)
+    return setting, ratio
+
+
+def measure_cell(
+    op: Op, limits: Limits, options: Options, threads: int, peer: Peer | None = None
+) -> dict[str, Any]:
+    """One cell: correctness first, then runs between limits, and a peer's runs between ours."""
+    rng = np.random.default_rng(3)
+    shape, format = op.weights.shape, op.weights.format
+    error = verify(op, rng)
+    runners = [op.run]
+    setting, peer_error = {}, 0.0
+    if peer is not None:
+        setting, peer_error = verify_peer(peer, op, rng)
+        runners.append(peer_runner(peer, op))
+    series = measure(
+        runners, limits, seconds=options.seconds, min_rounds=options.min_rounds, tries=options.tries
+    )
+    assert op.last is not None
+    own = times(series[0])
+    overhead = None
+    if op.tokens == 1:
+        overhead = fixed_cost(op.weights, op.executor, limits, options) / own["median_s"]
+    other = None
+    if peer is not None:
+        theirs = times(series[1])
+        other = {
+            "name": peer.name,
+            "setting": setting,
+            **theirs,
+            "error_over_bound": peer_error,
+            "ratio": theirs["median_s"] / own["median_s"],
+        }
+    return {
+        "shape": shape.name,
+        "format": format.name,
+        "activation": ACTIVATION_CLASS,
+        "tokens": op.tokens,
+        "threads": threads,
+        "isa": cpumoe.machine().isa[-1],
+        "kernel": kernel_names(shape, format, op.last[1]),
+        **own,
+        "error_over_bound": error,
+        "overhead_share": overhead,
+        "route_s": statistics.median(run.parts["route"] for run in series[0].runs),
+        "pages": "huge" if options.huge_pages else "small",
+        "peer": other,
+    }
+
+
+def run_layers(
+    shapes: Iterable[Shape],
+    formats: Iterable[str],
+    options: Options,
+    make_limits: Callable[[cpumoe.Executor], Limits],
+    *,
+    peer: Peer | None = None,
+    progress: Callable[[str], Progress] | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """All cells of shapes x formats x threads x tokens, weights made once per shape and format.
+
+    Args:
+        make_limits: measures the machine with the given threads.
+        progress: given a title, returns a callback for (bytes done, bytes in all).
+        report: called with each finished cell.
+    """
+    cells = []
+    executors = {n: cpumoe.Executor(threads=n) for n in options.threads}
+    limits = {n: make_limits(executor) for n, executor in executors.items()}
+    kinds = [find_format(name) for name in formats] or [FORMATS["bf16"]]
+    for shape in shapes:
+        for format in kinds:
+            title = f"weights of {shape.name} in {format.name}"
+            weights = make_weights(
+                shape,
+                format,
+                huge_pages=options.huge_pages,
+                progress=progress(title) if progress else None,
+            )
+            for threads, executor in executors.items():
+                if peer is not None:
+                    peer.prepare(weights, threads, int(0.8 * available_memory()))
+                for tokens in options.tokens:
+                    op = Op(weights, tokens, executor, seed=tokens)
+                    cells.append(measure_cell(op, limits[threads], options, threads, peer))
+                    if report:
+                        report(cells[-1])
+            if peer is not None:
+                peer.release()
+            del weights, op
+    return cells

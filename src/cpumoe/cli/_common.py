@@ -1,0 +1,175 @@
+"""What the verbs that run a model share: options, opening with progress, the closing figures."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from cpumoe.engine import Model, Stats
+
+# A step that takes longer than this shows a progress bar.
+PATIENCE_S = 2.0
+# How long the closing figures may measure the memory bandwidth.
+_PROBE_S = 0.2
+
+ModelPath = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="Checkpoint directory.", show_default=False)
+]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Worker threads.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="New tokens at most.")]
+Temperature = Annotated[float | None, typer.Option(min=0, help="0: always the likeliest token.")]
+TopK = Annotated[int | None, typer.Option(min=0, help="Keep the k likeliest tokens; 0: all.")]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this mass.")]
+MinP = Annotated[float | None, typer.Option(help="Keep tokens above this share of the best one.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: repeat less.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="Stop at this string; may be repeated.")]
+Context = Annotated[int | None, typer.Option(min=1, help="Tokens that fit; default the model's.")]
+Kv = Annotated[str, typer.Option(help="KV cache elements: fp16, bf16 or fp32.")]
+ShowStats = Annotated[bool, typer.Option("--stats/--no-stats", help="Figures on standard error.")]
+Warm = Annotated[
+    bool, typer.Option("--warm/--no-warm", help="Read the weights into memory first, if they fit.")
+]
+
+
+def note(text: str) -> None:
+    """One line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def wants_color() -> bool:
+    """Whether standard error is a terminal."""
+    return sys.stderr.isatty()
+
+
+@contextmanager
+def progress(title: str, unit: str = "bytes") -> Iterator[Callable[[int, int], None]]:
+    """Gives report(done, total); a bar with ETA appears on standard error after two seconds.
+
+    unit: "bytes" shows sizes and speed, anything else counts.
+    """
+    start = time.monotonic()
+    bar: Any = None
+    task: Any = None
+
+    def report(done: int, total: int) -> None:
+        nonlocal bar, task
+        if bar is None:
+            if time.monotonic() - start < PATIENCE_S or done >= total:
+                return
+            bar, task = _make_bar(title, unit, total)
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _make_bar(title: str, unit: str, total: int) -> tuple[Any, Any]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    sizes = unit == "bytes"
+    columns: list[Any] = [TextColumn("{task.description}"), BarColumn(bar_width=30)]
+    columns += [DownloadColumn(), TransferSpeedColumn()] if sizes else [MofNCompleteColumn()]
+    if not sizes:
+        columns.append(TextColumn(unit))
+    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    return bar, bar.add_task(title, total=total)
+
+
+def open_model(
+    path: Path, *, threads: int | None, kv: str, context: int | None, warm: bool
+) -> Model:
+    """Load the model; with `warm`, read its weights from the disk if they fit into memory."""
+    from cpumoe.engine import load
+
+    model = load(path, threads=threads, kv=kv, context=context)
+    if warm:
+        read_weights(model)
+    return model
+
+
+def read_weights(model: Model) -> None:
+    """Bring the weights into memory in file order, with a progress bar.
+
+    Skipped when less than 1 GB would stay free: pages would push each other out again.
+    """
+    from cpumoe import _core
+
+    total = sum(f.size for f in model.checkpoint.files)
+    if total + 1e9 > _core.Machine.probe().memory_available:
+        note("The weights do not fit into free memory: they are read as they are needed.")
+        return
+    with progress(f"Reading {model.path.name}") as report:
+        for done in model.checkpoint.touch():
+            report(done, total)
+
+
+class BandwidthProbe:
+    """Measures the read bandwidth beside the generation's end, for the closing figures."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def read_gb_per_s(self) -> float:
+        """10^9 bytes per second that this machine's memory delivers now."""
+        from cpumoe import _core
+
+        return float(_core.Probe(self._threads).read_gb_per_s(_PROBE_S))
+
+
+def describe_stats(stats: Stats, read_gb_per_s: float | None) -> str:
+    """The closing line: prompt and decode speed, weights streamed, share of the bandwidth."""
+    prompt = f"prompt {stats.prompt_tokens} tokens"
+    if stats.cached_tokens:
+        prompt += f" (+{stats.cached_tokens} cached)"
+    parts = [f"{prompt}, {stats.prompt_per_second:.1f} tokens/s"]
+    if stats.decode_tokens:
+        rate = stats.weight_gb_per_second
+        weights = f"weights {rate:.2f} GB/s"
+        if read_gb_per_s:
+            weights += (
+                f" = {100 * rate / read_gb_per_s:.0f} % of this machine's "
+                f"{read_gb_per_s:.1f} GB/s read bandwidth"
+            )
+        parts += [
+            f"decode {stats.decode_tokens} tokens, {stats.decode_per_second:.1f} tokens/s",
+            weights,
+        ]
+    return "; ".join(parts)
+
+
+class Interruptible:
+    """Says what Ctrl-C is waiting for when a native call runs on for a while."""
+
+    def __init__(self, text: str) -> None:
+        self._timer = threading.Timer(1.0, note, [text])
+
+    def __enter__(self) -> Interruptible:
+        """Start the clock."""
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self._timer.cancel()

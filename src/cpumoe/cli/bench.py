@@ -1,0 +1,209 @@
+"""`cpumoe bench layer` and `cpumoe bench e2e`: figures beside the limits of this machine."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cpumoe.bench.measure import Limits
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Measure one layer or a whole model, as shares of this machine's bandwidth and peak.",
+)
+
+Threads = Annotated[
+    str, typer.Option(help="Worker threads, as 1,2. Default: physical cores that may be used.")
+]
+Isa = Annotated[str, typer.Option(help="Highest instruction set to use, such as scalar or avx2.")]
+Json = Annotated[str, typer.Option("--json", help="Write the result to FILE; - is standard output.")]
+Tries = Annotated[int, typer.Option(min=1, help="Measurements of a cell whose limits disagree.")]
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """The positive integers of a comma-separated list; Error names the option."""
+    from cpumoe import Error
+
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise Error(f"bench: {option} must be positive integers joined by commas; got {text!r}. "
+                    f"Write for example {option} 1,4")
+    return values
+
+
+def names(text: str) -> list[str]:
+    """The parts of a comma-separated list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def force_isa(isa: str) -> None:
+    """Limits the instruction sets of this process. Must come before the native module is used."""
+    if isa:
+        os.environ["CPUMOE_ISA"] = isa
+
+
+def thread_counts(text: str) -> list[int]:
+    """Values of --threads, or this machine's default."""
+    import cpumoe
+
+    return numbers(text, "--threads") if text else [cpumoe.Executor().threads]
+
+
+def command_line() -> str:
+    """The command as it can be typed again."""
+    return shlex.join(["cpumoe", *sys.argv[1:]])
+
+
+def finish(kind: str, cells: list[dict[str, Any]], json: str) -> None:
+    """Adds the machine, writes the JSON and prints the table (to stderr beside JSON on stdout)."""
+    import statistics
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from cpumoe.bench import result
+
+    machine = result.machine_facts()
+    for limit in ("read_gb_per_s", "fma_gflop_per_s"):
+        machine[limit] = statistics.median(cell[limit] for cell in cells)
+    whole = result.make_result(kind, machine, cells, command_line())
+    if json:
+        result.write_json(whole, json)
+    console = Console(stderr=json == "-")
+    header, rows = result.table_rows(whole)
+    table = Table(box=None, pad_edge=False)
+    for i, title in enumerate(header):
+        table.add_column(title, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    if not console.is_terminal:
+        console.width = 250
+    console.print(table)
+    console.print(
+        f"limits: {machine['read_gb_per_s']:.1f} GB/s read, "
+        f"{machine['fma_gflop_per_s']:.0f} GFLOP/s fp32 multiply-add (medians beside the runs)",
+        highlight=False,
+    )
+    if any(cell["noisy"] for cell in cells):
+        console.print("noisy: the limits around these runs differ by over 10 %; other programs are at work",
+                      highlight=False)
+
+
+@app.command()
+def layer(
+    shape: Annotated[
+        str, typer.Option(help="Files of benchmarks/shapes, joined by commas; NAME-32e cuts to 32 experts.")
+    ] = "qwen3-30b-a3b",
+    format: Annotated[str, typer.Option(help="Weight formats: bf16, fp16, fp32.")] = "bf16",
+    tokens: Annotated[str, typer.Option(help="Tokens of one call, joined by commas.")] = "1,4,256",
+    threads: Threads = "",
+    isa: Isa = "",
+    peer: Annotated[str, typer.Option(help="Measure this peer between our runs: transformers.")] = "",
+    json: Json = "",
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time the runs of one cell fill.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Fewest runs of a cell.")] = 5,
+    tries: Tries = 3,
+    pages: Annotated[str, typer.Option(help="Pages behind the weights: huge or small.")] = "huge",
+) -> None:
+    """One layer of experts, from router logits to hidden states, weights from memory.
+
+    Every run has fresh inputs and routing and stands between two measurements of the read bandwidth (which
+    empties the caches) and of the multiply-add peak. The output is compared with float64 first.
+    """
+    force_isa(isa)
+    from cpumoe import Error
+    from cpumoe.bench.layer import Options, run_layers
+    from cpumoe.bench.limits import probe
+    from cpumoe.bench.peers import load_peer
+    from cpumoe.bench.shapes import load_shape
+
+    if pages not in ("huge", "small"):
+        raise Error(f"bench: --pages must be huge or small; got {pages!r}. Choose one of these")
+    options = Options(numbers(tokens, "--tokens"), thread_counts(threads), seconds, rounds, tries,
+                      pages == "huge")
+    shapes = [load_shape(name) for name in names(shape)]
+    cells = run_layers(
+        shapes,
+        names(format),
+        options,
+        probe,
+        peer=load_peer(peer) if peer else None,
+        progress=progress_bar,
+        report=report,
+    )
+    finish("layer", cells, json)
+
+
+@app.command()
+def e2e(
+    model: Annotated[Path, typer.Argument(help="A checkpoint directory.")],
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 128,
+    new: Annotated[int, typer.Option(min=1, help="Tokens to decode, one call each.")] = 32,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Worker threads. Default: physical cores that may be used.")
+    ] = 0,
+    isa: Isa = "",
+    json: Json = "",
+    tries: Tries = 3,
+) -> None:
+    """A whole model: prompt and decode speed, opening time and memory, beside the limits."""
+    force_isa(isa)
+    from cpumoe.bench.e2e import run_model
+    from cpumoe.bench.limits import probe
+
+    cells = run_model(model, probe, prompt=prompt, new=new, threads=threads or None, tries=tries)
+    finish("e2e", cells, json)
+
+
+def report(cell: dict[str, Any]) -> None:
+    """One line on standard error as soon as a cell is done."""
+    peer = f", {cell['peer']['name']} {cell['peer']['ratio']:.2f}x" if cell["peer"] else ""
+    print(
+        f"{cell['shape']} {cell['format']} {cell['tokens']} tokens, {cell['threads']} threads: "
+        f"{cell['median_s'] * 1e3:.3f} ms, {cell['share_of_bandwidth']:.1%} of bandwidth, "
+        f"{cell['share_of_peak']:.1%} of peak{peer}{' (noisy)' if cell['noisy'] else ''}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def progress_bar(title: str) -> Callable[[int, int], None]:
+    """A progress callback that draws a bar with bytes and time left once two seconds have passed."""
+    import time
+
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+    )
+    start = time.monotonic()
+    task = bar.add_task(title, total=None)
+
+    def advance(done: int, total: int) -> None:
+        if time.monotonic() - start > 2 and not bar.live.is_started and done < total:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+        if done >= total:
+            bar.stop()
+
+    return advance

@@ -1,0 +1,55 @@
+"""generation_config.json -> sampling defaults and end-of-text ids, read as Transformers reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cpumoe.checkpoint.json_file import read_json_object
+from cpumoe.engine.sampling import SamplingParams
+from cpumoe.models.config import MAX_VOCAB, Config
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a checkpoint asks for: sampling parameters and the ids that end a text."""
+
+    params: SamplingParams
+    eos_ids: frozenset[int]
+
+
+def _eos_ids(config: Config) -> frozenset[int]:
+    value = config.values.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(i) is int and -1 <= i < MAX_VOCAB for i in ids):
+        raise config.fail("eos_token_id", "a token id or a list of token ids")
+    return frozenset(i for i in ids if i >= 0)
+
+
+def read_defaults(path: Path, config: Mapping[str, Any], tokenizer_eos: int | None) -> Defaults:
+    """Defaults of the checkpoint `path`; `config` is its config.json.
+
+    Without generation_config.json generation is greedy. The ids that end a text come from there,
+    else from config.json, else from the tokenizer.
+    """
+    file = path / "generation_config.json"
+    g = Config(read_json_object(file) if file.exists() else {}, str(file))
+    eos = _eos_ids(g) or _eos_ids(Config(config, str(path / "config.json")))
+    if not eos and tokenizer_eos is not None:
+        eos = frozenset((tokenizer_eos,))
+    penalty = g.number("repetition_penalty", 0.0, 1e6, default=1.0)
+    limit = g.integer("max_new_tokens", 1, 1 << 31, default=0) or None
+    if not g.flag("do_sample", default=False):
+        params = SamplingParams(temperature=0.0, repetition_penalty=penalty, max_tokens=limit)
+        return Defaults(params, eos)
+    params = SamplingParams(
+        temperature=g.number("temperature", 0.0, 1e6, default=1.0),
+        top_k=g.integer("top_k", 0, MAX_VOCAB, default=50),
+        top_p=g.number("top_p", 0.0, 1.0, default=1.0),
+        min_p=g.number("min_p", -1e-9, 1.0, default=0.0),
+        repetition_penalty=penalty,
+        max_tokens=limit,
+    )
+    return Defaults(params, eos)

@@ -1,0 +1,99 @@
+"""Rotary position embedding parameters: config.json -> inverse frequencies and cos/sin scale.
+
+Formulas as in Transformers' modeling_rope_utils for `default`, `linear`, `llama3` and `yarn`,
+computed in float64 and rounded once to fp32 (their float32 differs in the last bits).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpumoe.models.config import MAX_POSITIONS, Config
+
+_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def rope(config: Config, head_dim: int, default_theta: float) -> tuple[tuple[float, ...], float]:
+    """(inverse frequencies [head_dim / 2], factor on cos and sin).
+
+    Reads `rope_parameters` (Transformers v5) or `rope_theta` and `rope_scaling` (before).
+    Raises Error for a kind not in the list above, by name.
+    """
+    scaling = config.object("rope_parameters") or config.object("rope_scaling")
+    theta = config.number("rope_theta", 1.0, default=default_theta)
+    if scaling is None:
+        return _frequencies(_base(theta, head_dim)), 1.0
+    theta = scaling.number("rope_theta", 1.0, default=theta)
+    key = "rope_type" if scaling.has("rope_type") or not scaling.has("type") else "type"
+    kind = scaling.choice(key, _KINDS, default="default")
+    for owner in (config, scaling):
+        if owner.number("partial_rotary_factor", 0.0, 1.0, default=1.0) != 1.0:
+            raise owner.fail("partial_rotary_factor", "1 in this family")
+    base = _base(theta, head_dim)
+    if kind == "default":
+        return _frequencies(base), 1.0
+    if kind == "linear":
+        return _frequencies(base / scaling.number("factor", 0.0)), 1.0
+    trained = scaling.integer(
+        "original_max_position_embeddings",
+        1,
+        MAX_POSITIONS,
+        default=config.integer("max_position_embeddings", 1, MAX_POSITIONS),
+    )
+    if kind == "llama3":
+        return _frequencies(_llama3(base, scaling, trained)), 1.0
+    return _yarn(base, scaling, trained, theta, config)
+
+
+def _base(theta: float, head_dim: int) -> NDArray[np.float64]:
+    return theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+
+
+def _frequencies(values: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(float(v) for v in values.astype(np.float32))
+
+
+def _llama3(base: NDArray[np.float64], scaling: Config, trained: int) -> NDArray[np.float64]:
+    factor = scaling.number("factor", 0.0)
+    low, high = scaling.number("low_freq_factor", 0.0), scaling.number("high_freq_factor", 0.0)
+    if low == high:
+        raise scaling.fail("high_freq_factor", "other than low_freq_factor")
+    turns = trained * base / (2 * math.pi)  # full turns within the trained context
+    share = np.clip((turns - low) / (high - low), 0, 1)
+    return np.asarray((1 - share) * base / factor + share * base)
+
+
+def _yarn(
+    base: NDArray[np.float64], scaling: Config, trained: int, theta: float, config: Config
+) -> tuple[tuple[float, ...], float]:
+    longest = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    factor = scaling.number("factor", 0.0, default=longest / trained)
+    fast = scaling.number("beta_fast", 0.0, default=32.0)
+    slow = scaling.number("beta_slow", 0.0, default=1.0)
+    dim = 2 * len(base)
+
+    def dim_of(turns: float) -> float:
+        """The dimension that makes this many turns within the trained context."""
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dim_of(fast), dim_of(slow)
+    if scaling.flag("truncate", default=True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = np.clip((np.arange(len(base)) - low) / ((high - low) or 0.001), 0, 1)
+    frequencies = base / factor * ramp + base * (1 - ramp)
+    return _frequencies(frequencies), _yarn_scale(scaling, factor)
+
+
+def _yarn_scale(scaling: Config, factor: float) -> float:
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if scaling.has("attention_factor"):
+        return scaling.number("attention_factor", 0.0)
+    one = scaling.number("mscale", -math.inf, default=0.0)
+    all_dims = scaling.number("mscale_all_dim", -math.inf, default=0.0)
+    return magnitude(one) / magnitude(all_dims) if one and all_dims else magnitude(1.0)
