@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "bindings.h"
+#include "kernels/probe/measure.h"
 #include "machine/executor.h"
 
 namespace nb = nanobind;
@@ -19,6 +20,7 @@ using cpumoe::Executor;
 using cpumoe::Isa;
 using cpumoe::IsaSet;
 using cpumoe::Machine;
+using cpumoe::Probe;
 
 std::vector<std::string> isa_names(IsaSet set) {
   std::vector<std::string> names;
@@ -81,7 +83,8 @@ void bind_machine(nb::module_& m) {
       .def_prop_ro("l3", [](const Machine& x) { return x.l3; })
       .def_prop_ro("page", [](const Machine& x) { return x.page; })
       .def_prop_ro("default_threads", &Machine::default_threads)
-      .def("as_dict", &as_dict, "Every attribute by name; sizes in bytes.")
+      .def("as_dict", &as_dict, nb::sig("def as_dict(self) -> dict[str, object]"),
+           "Every attribute by name; sizes in bytes.")
       .def("__repr__", [](const Machine& x) {
         return cpumoe::concat("Machine(", x.cpu_name, ", ", x.cores.size(), " cores, ", x.nodes,
                               " nodes, ", isa_names(x.isa).back(), ")");
@@ -111,6 +114,20 @@ void bind_machine(nb::module_& m) {
       .def("__repr__", [](const Executor& x) {
         return cpumoe::concat("Executor(threads=", x.threads(), ")");
       });
+
+  nb::class_<Probe>(m, "Probe", "Short measurements of this machine's limits.")
+      .def("__init__",
+           [](Probe* self, int64_t bytes) { new (self) Probe(cpumoe::probe_machine(), bytes); },
+           "bytes"_a = 0,
+           "bytes: size of the buffer that is read; 0: 1 GiB, or a quarter of the available memory\n"
+           "where that is less. The first measurement allocates it. Raises Error below 1 MiB.")
+      .def_prop_ro("bytes", &Probe::bytes)
+      .def("read_gb_per_s", &Probe::read_gb_per_s, "executor"_a,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Read bandwidth in GB/s with the executor's threads: one pass, tens of milliseconds.")
+      .def("fma_gflop_per_s", &Probe::fma_gflop_per_s, "executor"_a,
+           nb::call_guard<nb::gil_scoped_release>(),
+           "Peak of fp32 multiplies and adds in GFLOP/s with the executor's threads, over 20 ms.");
 }
 
 }  // namespace cpumoe_py

@@ -3,9 +3,9 @@
 
     python benchmarks/e2e/make_synthetic.py DIR [--layers 8]
 
-With the default geometry (Qwen3-30B-A3B: hidden 2048, 128 experts of 768, top-8, vocabulary 151936) a layer
-takes 1.3 GB and embedding plus output matrix 1.2 GB. Figures made with it are speeds, never quality.
-Needs numpy only; nothing is held in memory but one block of random numbers.
+With the default geometry (Qwen3-30B-A3B: hidden 2048, 128 experts of 768, top-8, vocabulary 151936)
+a layer takes 1.3 GB and embedding plus output matrix 1.2 GB. Figures made with it are speeds, never
+quality. Needs numpy only; nothing is held in memory but one block of random numbers.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class Pattern:
     """Random bf16 numbers: one block, scaled, read from a place that moves on with every tensor."""
 
     def __init__(self, seed: int) -> None:
+        """Draws the block."""
         self._block = np.random.default_rng(seed).standard_normal(PERIOD, dtype=np.float32)
         self._scaled: dict[float, memoryview] = {}
         self._at = 0
@@ -125,6 +126,7 @@ class Progress:
     """Bytes, rate and time left on standard error, after the first two seconds."""
 
     def __init__(self, total: int) -> None:
+        """Starts the clock; `total` bytes are to come."""
         self._total, self._done, self._start, self._shown = total, 0, time.monotonic(), 0.0
 
     def add(self, count: int) -> None:
@@ -136,8 +138,12 @@ class Progress:
         self._shown = now
         left = (now - self._start) * (self._total - self._done) / self._done
         end = "\n" if self._done == self._total else ""
-        print(f"\r{self._done / 1e9:6.2f} of {self._total / 1e9:.2f} GB, {left:4.0f} s left", end=end,
-              file=sys.stderr, flush=True)
+        print(
+            f"\r{self._done / 1e9:6.2f} of {self._total / 1e9:.2f} GB, {left:4.0f} s left",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def write_shard(path: Path, part: list[Tensor], pattern: Pattern, progress: Progress) -> None:
@@ -172,10 +178,21 @@ def tokenizer(vocab: int) -> dict[str, object]:
     words = byte_alphabet()
     words += [f"<t{i}>" for i in range(256, vocab - 1)]
     words = [*words[: vocab - 1], end]
-    special = {"id": vocab - 1, "content": end, "single_word": False, "lstrip": False,
-               "rstrip": False, "normalized": False, "special": True}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False,
-                  "use_regex": False}
+    special = {
+        "id": vocab - 1,
+        "content": end,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
     return {
         "version": "1.0",
         "truncation": None,
@@ -185,9 +202,17 @@ def tokenizer(vocab: int) -> dict[str, object]:
         "pre_tokenizer": byte_level,
         "post_processor": None,
         "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                  "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                  "vocab": {word: i for i, word in enumerate(words)}, "merges": []},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {word: i for i, word in enumerate(words)},
+            "merges": [],
+        },
     }
 
 
@@ -198,8 +223,10 @@ def make(a: argparse.Namespace) -> None:
     a.dir.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(a.dir).free
     if total * 1.02 > free:
-        sys.exit(f"make_synthetic: {a.dir} must have {total / 1e9:.1f} GB free; it has {free / 1e9:.1f} GB. "
-                 "Choose another directory or fewer --layers")
+        sys.exit(
+            f"make_synthetic: {a.dir} must have {total / 1e9:.1f} GB free; it has "
+            f"{free / 1e9:.1f} GB. Choose another directory or fewer --layers"
+        )
     parts = shards(all_tensors)
     pattern, progress = Pattern(a.seed), Progress(total)
     index: dict[str, str] = {}
@@ -210,11 +237,17 @@ def make(a: argparse.Namespace) -> None:
     files = {
         "model.safetensors.index.json": {"metadata": {"total_size": total}, "weight_map": index},
         "config.json": config(a),
-        "generation_config.json": {"bos_token_id": a.vocab - 1, "eos_token_id": a.vocab - 1,
-                                   "do_sample": False},
+        "generation_config.json": {
+            "bos_token_id": a.vocab - 1,
+            "eos_token_id": a.vocab - 1,
+            "do_sample": False,
+        },
         "tokenizer.json": tokenizer(a.vocab),
-        "tokenizer_config.json": {"eos_token": "<|endoftext|>", "model_max_length": 32768,
-                                  "tokenizer_class": "PreTrainedTokenizerFast"},
+        "tokenizer_config.json": {
+            "eos_token": "<|endoftext|>",
+            "model_max_length": 32768,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        },
     }
     for file, value in files.items():
         (a.dir / file).write_text(json.dumps(value), encoding="utf-8")
@@ -223,10 +256,22 @@ def make(a: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Reads the command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("dir", type=Path)
-    defaults = {"layers": 8, "hidden": 2048, "inter": 768, "experts": 128, "top-k": 8, "heads": 32,
-                "kv-heads": 4, "head-dim": 128, "vocab": 151936, "seed": 0}
+    defaults = {
+        "layers": 8,
+        "hidden": 2048,
+        "inter": 768,
+        "experts": 128,
+        "top-k": 8,
+        "heads": 32,
+        "kv-heads": 4,
+        "head-dim": 128,
+        "vocab": 151936,
+        "seed": 0,
+    }
     for name, value in defaults.items():
         p.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     make(p.parse_args(argv))

@@ -1,8 +1,8 @@
 """Peer: the experts modules of Hugging Face Transformers on torch's CPU back end.
 
 The experts get their ids and weights ready made, so the peer's router is not timed. Of its
-implementations (eager, grouped_mm, batched_mm) in the published format and in float32, the fastest for the
-number of tokens is chosen by a trial and then timed.
+implementations (eager, grouped_mm, batched_mm) in the published format and in float32, the fastest
+for the number of tokens is chosen by a trial and then timed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Peer:
         return None
 
     def prepare(self, weights: Any, threads: int, memory: int) -> None:
-        """Builds the module around the same weight bytes; a float32 copy when `memory` bytes allow."""
+        """Wraps the same weight bytes in a module; a float32 copy if `memory` bytes allow."""
         import torch
 
         self.release()
@@ -91,7 +91,11 @@ class Peer:
     def _inputs(self, x: Any, ids: Any, scores: Any, kind: str) -> tuple[Any, Any, Any]:
         torch = self._torch
         dtype = next(iter(self._modules[kind].parameters())).dtype
-        return _tensor(x).to(dtype), torch.from_numpy(ids).long(), torch.from_numpy(scores).to(dtype)
+        return (
+            _tensor(x).to(dtype),
+            torch.from_numpy(ids).long(),
+            torch.from_numpy(scores).to(dtype),
+        )
 
     def _call(self, inputs: tuple[Any, Any, Any], kind: str, implementation: str) -> Any:
         module = self._modules[kind]
@@ -100,7 +104,7 @@ class Peer:
             return module(*inputs)
 
     def run(self, x: Any, ids: Any, scores: Any) -> tuple[float, Any]:
-        """(seconds, output [T, H] as float32 numpy array) of one call; conversions are not timed."""
+        """(seconds, output [T, H] in float32) of one call; conversions are not timed."""
         implementation, kind = self._best[ids.shape[0]]
         inputs = self._inputs(x, ids, scores, kind)
         start = time.perf_counter()
@@ -156,7 +160,9 @@ def _experts_module(shape: Any, tensors: dict[str, Any]) -> Any:
         matrix, bias = name.removesuffix("_bias"), "_bias" if name.endswith("_bias") else ""
         parameter = getattr(module, f"{matrix}_proj{bias}")
         if tuple(parameter.shape) != tuple(tensor.shape):
-            raise RuntimeError(f"{experts.__name__}.{matrix}_proj{bias} has shape {tuple(parameter.shape)},"
-                               f" the weights {tuple(tensor.shape)}")
+            raise RuntimeError(
+                f"{experts.__name__}.{matrix}_proj{bias} has shape {tuple(parameter.shape)},"
+                f" the weights {tuple(tensor.shape)}"
+            )
         setattr(module, f"{matrix}_proj{bias}", torch.nn.Parameter(tensor, requires_grad=False))
     return module

@@ -15,17 +15,17 @@ namespace cpumoe {
 struct Piece {
   const KvCache::Impl* cache;
   const int32_t* tokens;
-  int64_t segment;          // whose tokens these are
-  int64_t row, count;       // rows [row, row + count) of the chunk
-  int64_t position;         // of the first one in its sequence
-  bool last;                // holds the segment's last token
+  int64_t segment;     // whose tokens these are
+  int64_t row, count;  // rows [row, row + count) of the chunk
+  int64_t position;    // of the first one in its sequence
+  bool last;           // holds the segment's last token
 };
 
-// How a piece is cut: blocks of query tokens x parts of the keys they see, per KV head. A function of
-// the lengths alone, so that results do not depend on the number of threads.
+// How a piece is cut: blocks of query tokens x parts of the keys they see, per KV head. A function
+// of the lengths alone, so that results do not depend on the number of threads.
 struct Cut {
   int64_t block_tokens, blocks;
-  int64_t parts;            // > 1: partial softmax states, merged by whoever finishes last
+  int64_t parts;  // > 1: partial softmax states, merged by whoever finishes last
   int64_t first_task, first_join, first_state;  // of this piece among all; states in floats
 };
 

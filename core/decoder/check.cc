@@ -57,8 +57,8 @@ void check_attention(const AttentionSpec& a, int64_t hidden, const std::string& 
     check_vector(a.k_norm, whole ? kv : a.head_dim, true, {where, ".k_norm"});
   }
   require(std::isfinite(a.scale) && a.clip_qkv >= 0 && a.window >= 0, where.c_str(),
-          "scale must be finite, clip_qkv and window not negative; got ", a.scale, ", ",
-          a.clip_qkv, " and ", a.window, ". Check the config");
+          "scale must be finite, clip_qkv and window not negative; got ", a.scale, ", ", a.clip_qkv,
+          " and ", a.window, ". Check the config");
   require(a.rope_dims >= 0 && a.rope_dims % 2 == 0 && a.rope_dims <= a.head_dim, where.c_str(),
           "rope_dims must be even and at most head_dim ", a.head_dim, "; got ", a.rope_dims,
           ". Check the rope parameters in the config");
@@ -86,8 +86,8 @@ void check_ffn(const FfnSpec& f, int64_t hidden, const std::string& layer) {
   const int64_t experts = f.router.experts;
   const char* wrong = check_router(f.router);
   require(wrong == nullptr, (where + "router").c_str(), wrong == nullptr ? "" : wrong, "; got ",
-          experts, " experts, top_k ", f.router.top_k, ", ", f.router.groups, " groups, top_groups ",
-          f.router.top_groups, ". Check the config");
+          experts, " experts, top_k ", f.router.top_k, ", ", f.router.groups,
+          " groups, top_groups ", f.router.top_groups, ". Check the config");
   check_linear(f.router_w, experts, hidden, {where, "router"});
   check_vector(f.correction, experts, false, {where, "correction"});
   require(int64_t(f.expert_down.size()) == experts, (where + "experts").c_str(), "there must be ",
@@ -97,14 +97,18 @@ void check_ffn(const FfnSpec& f, int64_t hidden, const std::string& layer) {
   if (f.shared_down.present()) {
     check_block(f.shared_gate, f.shared_up, f.shared_down, hidden, where + "shared_");
   }
-  if (f.shared_score.present()) check_linear(f.shared_score, 1, hidden, {where, "shared_score"});
+  if (f.shared_score.present()) {
+    require(f.shared_down.present(), (where + "shared_score").c_str(),
+            "must come with a shared expert; got none. Is the tensor missing in the checkpoint?");
+    check_linear(f.shared_score, 1, hidden, {where, "shared_score"});
+  }
 }
 
 }  // namespace
 
 void check_model(const ModelSpec& m) {
-  require(m.vocab >= 1 && m.hidden >= 1, "model", "vocab and hidden must be positive; got ", m.vocab,
-          " and ", m.hidden, ". Check the config");
+  require(m.vocab >= 1 && m.hidden >= 1, "model", "vocab and hidden must be positive; got ",
+          m.vocab, " and ", m.hidden, ". Check the config");
   require(!m.layers.empty(), "model", "there must be at least one layer; got 0. Check the config");
   check_weight(m.embed, m.vocab, m.hidden, {"", "embed"});
   require(m.embed.layout == Layout::rows && m.embed.format->scale_rows == 0, "embed",

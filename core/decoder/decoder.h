@@ -9,8 +9,8 @@
 
 namespace cpumoe {
 
-// Keys and values of one sequence. One reservation of virtual memory for `capacity` tokens, touched on
-// demand (so RSS grows with use). code: f32, f16 or bf16.
+// Keys and values of one sequence. One reservation of virtual memory for `capacity` tokens, touched
+// on demand (so RSS grows with use). code: f32, f16 or bf16. One forward() at a time may use it.
 class KvCache {
  public:
   KvCache(const ModelSpec& model, int64_t capacity, Code code);
@@ -37,10 +37,11 @@ class Decoder {
   Decoder(ModelSpec model, IsaSet isa, Executor& executor);  // the executor must outlive it
   ~Decoder();
   const ModelSpec& model() const;
-  // Appends every segment's tokens to its cache and writes fp32 logits [rows, vocab], rows = number of
-  // segments (last) or of tokens (all). Throws Error before changing any cache when: a token id is out of
-  // range, a cache would overflow, a cache appears twice. NaN/Inf router logits throw too; the caches are
-  // then truncated to what they were. Prompts longer than an internal chunk are processed in chunks.
+  // Appends every segment's tokens to its cache and writes fp32 logits [rows, vocab], rows = number
+  // of segments (last) or of tokens (all). Throws Error before changing any cache when: a token id is
+  // out of range, a cache would overflow, a cache appears twice or has another geometry. NaN/Inf
+  // router logits throw too; the caches are then as long as they were. Prompts longer than an
+  // internal chunk are processed in chunks. Results do not depend on the number of threads.
   void forward(std::span<const Segment> segments, LogitsOf which, float* logits);
   // Bytes of weights that the last forward() read at least once (each touched expert counted once).
   int64_t last_weight_bytes() const;

@@ -30,9 +30,9 @@ KvCache::KvCache(const ModelSpec& model, int64_t capacity, Code code)
   for (const LayerSpec& spec : model.layers) {
     const AttentionSpec& a = spec.attn;
     require(a.kv_heads >= 1 && a.head_dim >= 1 && a.head_dim < kMaxTokenBytes &&
-                a.kv_heads < kMaxTokenBytes / a.head_dim, "kv cache",
-            "kv_heads and head_dim must be positive and sane; got ", a.kv_heads, " and ", a.head_dim,
-            ". Correct the model's attention geometry");
+                a.kv_heads < kMaxTokenBytes / a.head_dim,
+            "kv cache", "kv_heads and head_dim must be positive and sane; got ", a.kv_heads,
+            " and ", a.head_dim, ". Correct the model's attention geometry");
     LayerCache layer;
     layer.kv_heads = a.kv_heads;
     layer.head_dim = a.head_dim;
@@ -70,9 +70,8 @@ int64_t KvCache::capacity() const { return impl->capacity; }
 int64_t KvCache::bytes_per_token() const { return impl->bytes_per_token; }
 
 void KvCache::truncate(int64_t length) {
-  require(length >= 0 && length <= impl->length, "kv cache",
-          "truncate takes a length in [0, ", impl->length, "]; got ", length,
-          ". Only tokens in the cache can be forgotten");
+  require(length >= 0 && length <= impl->length, "kv cache", "truncate takes a length in [0, ",
+          impl->length, "]; got ", length, ". Only tokens in the cache can be forgotten");
   impl->length = length;
 }
 

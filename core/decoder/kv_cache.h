@@ -9,8 +9,8 @@ namespace cpumoe {
 
 struct LayerCache {
   int64_t kv_heads = 0, head_dim = 0;
-  char* data = nullptr;                    // kv_heads times: K of the head, then V of the head
-  int64_t head_bytes = 0, key_bytes = 0;   // of one head: K and V together; K alone
+  char* data = nullptr;                   // kv_heads times: K of the head, then V of the head
+  int64_t head_bytes = 0, key_bytes = 0;  // of one head: K and V together; K alone
 
   char* keys(int64_t head) const { return data + head * head_bytes; }
   char* values(int64_t head) const { return keys(head) + key_bytes; }

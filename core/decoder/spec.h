@@ -1,5 +1,5 @@
-// A decoder-only model as data. Made by Python's models/, run by decoder.h. Views only: whoever builds
-// a ModelSpec keeps the weights alive.
+// A decoder-only model as data. Made by Python's models/, run by decoder.h. Views only: whoever
+// builds a ModelSpec keeps the weights alive.
 #pragma once
 #include <vector>
 
@@ -15,7 +15,8 @@ struct Linear {
   bool present() const { return w.data != nullptr; }
 };
 
-enum class QkNorm : uint8_t { none, per_head, whole };  // qwen3: each head; olmoe: the whole projection
+// qwen3: each head; olmoe: the whole projection
+enum class QkNorm : uint8_t { none, per_head, whole };
 
 struct AttentionSpec {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
@@ -23,9 +24,9 @@ struct AttentionSpec {
   Linear q, k, v, o;
   QkNorm qk_norm = QkNorm::none;   // before rope
   VectorView q_norm, k_norm;
-  float clip_qkv = 0;              // clamp q, k, v to +-clip when > 0 (OLMoE), before rope
+  float clip_qkv = 0;              // clamp q, k, v to +-clip when > 0 (OLMoE), after qk_norm
   int64_t window = 0;              // sliding window in tokens; 0: none
-  int64_t rope_dims = 0;           // rotated leading dims of a head (half-split pairs), even; 0: none
+  int64_t rope_dims = 0;           // rotated leading dims of a head (half-split pairs), even; or 0
   std::vector<float> inv_freq;     // rope_dims / 2
   float rope_scale = 1;            // multiplies cos and sin (yarn "attention factor")
 };
@@ -42,7 +43,7 @@ struct FfnSpec {
   std::vector<VectorView> expert_gate_bias, expert_up_bias, expert_down_bias;
   Activation expert_act;
   Linear shared_gate, shared_up, shared_down;  // shared expert; absent: none
-  Linear shared_score;             // [1, H]: sigmoid of it weighs the shared expert (Qwen2-MoE); absent: 1
+  Linear shared_score;             // [1, H]: its sigmoid weighs the shared expert (Qwen2-MoE)
 };
 
 struct LayerSpec {

@@ -22,6 +22,7 @@ namespace cpumoe {
 namespace {
 
 constexpr int64_t kMaxTasks = int64_t{1} << 30;  // `remaining` holds 32 bits
+constexpr int kSpinMicroseconds = 50;              // longer than the serial parts of a decode step
 constexpr int kSpinsPerLook = 32;                  // pauses between two looks at the clock
 
 void pause_cpu() {
@@ -249,11 +250,9 @@ struct Executor::Impl {
 
   Pool* make_pool() const {
     auto made = std::make_unique<Pool>();
-    const int cores = std::max<int>(1, int(machine.cores.size()));
-    const int at_once = std::min(cores, machine.default_threads());
     made->threads = threads;
-    made->awake_limit = std::min(threads, at_once) - 1;
-    made->spin_us = options.spin_us >= 0 ? options.spin_us : threads > at_once ? 0 : 50;
+    made->awake_limit = std::min(threads, machine.default_threads()) - 1;
+    made->spin_us = options.spin_us >= 0 ? options.spin_us : kSpinMicroseconds;
     if (options.pin && threads > 1 && threads <= int(machine.cores.size())) {
       for (int i = 0; i < threads; ++i) {
         made->cpus_of_worker.push_back(machine.cores[size_t(i)].cpus);

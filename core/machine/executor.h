@@ -1,6 +1,7 @@
 // Workers that run numbered tasks from a dynamic queue. The caller is worker 0. A phase ends when its
 // tasks are done, not when every worker has shown up, so a worker that the kernel has descheduled
-// between tasks delays nobody. Workers spin for a short while after a phase, then sleep.
+// between tasks delays nobody. Workers spin for a short while after a phase, then sleep. No more of
+// them are woken than machine.default_threads() can run at once, so threads in excess cost nothing.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -16,7 +17,7 @@ class Executor {
     int threads = 0;        // 0: machine.default_threads()
     bool pin = true;        // bind worker i > 0 to the i-th core (never when threads exceed the cores);
                             // the calling thread's own binding is left alone
-    int spin_us = -1;       // how long an idle worker spins; -1: 50, or 0 when threads exceed cores
+    int spin_us = -1;       // how long an idle worker spins before it sleeps; -1: 50
   };
   Executor(const Machine& machine, Options options);
   ~Executor();

@@ -34,11 +34,39 @@ from common import DOMAINS, load_domain, make_model, perplexity
 SHARES = {"stories": 0.45, "dialogues": 0.30, "shakespeare": 0.10, "bible": 0.15}
 
 
+class Exchange:
+    """Averages gradients between worker processes through shared memory.
+
+    One thread per process and one meeting per step: on a busy machine this wastes far less time than
+    the threads of one process, which meet in every operation.  Two buffers are used in turn, so one
+    barrier per step is enough.
+    """
+
+    def __init__(self, workers: int, size: int) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self.workers = workers
+        self.barrier = context.Barrier(workers)
+        self.grads = torch.zeros(2, workers, size).share_memory_()
+        self.progress = torch.zeros(2).share_memory_()
+
+    def average(self, step: int, rank: int, parameters: list[torch.nn.Parameter], progress: float) -> float:
+        """Replace the gradients by their mean over the workers; returns worker 0's progress."""
+        side = self.grads[step % 2]
+        torch.cat([p.grad.flatten() for p in parameters], out=side[rank])
+        if rank == 0:
+            self.progress[step % 2] = progress
+        self.barrier.wait()
+        mean = side.mean(0)
+        for p, g in zip(parameters, mean.split([p.numel() for p in parameters])):
+            p.grad.copy_(g.view_as(p.grad))
+        return self.progress[step % 2].item()
+
+
 class Run:
     """A training run: model, optimizer, counters, and how to store them."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+    def __init__(self, args: argparse.Namespace, rank: int = 0, exchange: Exchange | None = None) -> None:
+        self.args, self.rank, self.exchange = args, rank, exchange
         self.data = {n: load_domain(args.corpus, "train", n) for n in DOMAINS
                      if (args.corpus / "train" / f"{n}.npy").exists()}
         self.names = list(self.data)
@@ -60,6 +88,7 @@ class Run:
             self.model.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer"])
             self.state = saved["state"]
+        self.progress = self.measure()
 
     def save(self) -> None:
         """Write the checkpoint; a crash leaves the former one."""
@@ -67,27 +96,29 @@ class Run:
         torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "state": self.state}, part)
         os.replace(part, self.checkpoint)
 
-    def progress(self) -> float:
-        """Share of the run that is done."""
+    def measure(self) -> float:
+        """Share of the run that is done, by this worker's counters."""
         if self.args.steps:
             return self.state["step"] / self.args.steps
         return self.state["seconds"] / (self.args.minutes * 60) if self.args.minutes else 1.0
 
     def learning_rate(self) -> float:
         """Warm-up over 150 steps, then cosine down to 1 %."""
-        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress())))
+        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.progress)))
         return self.args.lr * min(1.0, (self.state["step"] + 1) / 150) * (0.01 + 0.99 * cosine)
 
     def batch(self) -> torch.Tensor:
         """Random windows; the choice depends on the step only, so that a run can be resumed."""
         rng = np.random.default_rng((self.args.seed, self.state["step"]))
-        seq = self.args.seq if self.progress() > 0.6 else self.args.seq // 2
+        seq = self.args.seq if self.progress > 0.6 else self.args.seq // 2
         rows = []
         for _ in range(self.args.batch_tokens // seq):
             ids = self.data[self.names[rng.choice(len(self.names), p=self.shares)]]
             start = rng.integers(0, len(ids) - seq)
             rows.append(ids[start:start + seq + 1])
-        return torch.from_numpy(np.stack(rows))
+        self.state["tokens"] += len(rows) * seq
+        workers = self.exchange.workers if self.exchange else 1
+        return torch.from_numpy(np.stack(rows[self.rank::workers]))
 
     def step(self) -> tuple[float, float]:
         """One optimizer step; returns cross-entropy and balance loss."""
@@ -100,11 +131,14 @@ class Run:
         loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), x[:, 1:].flatten())
         balance = load_balancing_loss_func(out.router_logits, config.num_experts, config.num_experts_per_tok)
         (loss + config.router_aux_loss_coef * balance).backward()
+        self.state["step"] += 1
+        if self.exchange:
+            self.progress = self.exchange.average(self.state["step"], self.rank, list(self.model.parameters()), self.measure())
+        else:
+            self.progress = self.measure()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.state["step"] += 1
-        self.state["tokens"] += x[:, 1:].numel()
         return loss.item(), balance.item()
 
     def held_out(self, max_tokens: int = 6144) -> dict[str, float]:
@@ -119,16 +153,18 @@ class Run:
         wall, cpu = time.time(), time.process_time()
         base, base_cpu = state["seconds"], state["cpu_seconds"]
         mark, mark_tokens, average = wall, state["tokens"], None
-        while self.progress() < 1.0:
+        while self.progress < 1.0:
             loss, balance = self.step()
             average = loss if average is None else 0.97 * average + 0.03 * loss
             now = time.time()
             state["seconds"] = base + now - wall
-            state["cpu_seconds"] = base_cpu + time.process_time() - cpu
+            state["cpu_seconds"] = base_cpu + (time.process_time() - cpu) * (self.exchange.workers if self.exchange else 1)
+            if self.rank:
+                continue
             if state["step"] % 25 == 0:
                 speed = (state["tokens"] - mark_tokens) / (now - mark)
                 mark, mark_tokens = now, state["tokens"]
-                print(f"{time.strftime('%H:%M:%S')} step {state['step']} {100 * self.progress():.1f} % loss {average:.3f} "
+                print(f"{time.strftime('%H:%M:%S')} step {state['step']} {100 * self.progress:.1f} % loss {average:.3f} "
                       f"balance {balance:.3f} lr {self.learning_rate():.2e} {speed:.0f} tok/s", flush=True)
             if state["step"] % 100 == 0:
                 self.save()
@@ -137,9 +173,17 @@ class Run:
                 state["log"].append({"step": state["step"], "tokens": state["tokens"], "minutes": round(state["seconds"] / 60, 2),
                                      "loss": round(average, 4), "ppl": scores})
                 print("held-out perplexity", scores, flush=True)
+        if self.rank:
+            return
         self.save()
         print(f"done: {state['step']} steps, {state['tokens']} tokens, {state['seconds'] / 60:.1f} min, "
               f"{state['cpu_seconds'] / 60:.1f} CPU-min", flush=True)
+
+
+def work(rank: int, args: argparse.Namespace, exchange: Exchange | None) -> None:
+    """One worker process."""
+    torch.set_num_threads(1)
+    Run(args, rank, exchange).train()
 
 
 def main() -> None:
@@ -153,19 +197,22 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=512, help="window length; half of it in the first 60 %% of the run")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--export", type=Path, help="model folder to write when the run is done")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
-    run = Run(args)
-    total = sum(p.numel() for p in run.model.parameters())
-    experts = sum(p.numel() for n, p in run.model.named_parameters() if ".experts." in n)
-    print(f"{total} parameters, {total - experts * 3 // 4} active per token; from step {run.state['step']}", flush=True)
     if args.minutes or args.steps:
-        run.train()
+        probe = Run(args)
+        size = sum(p.numel() for p in probe.model.parameters())
+        experts = sum(p.numel() for n, p in probe.model.named_parameters() if ".experts." in n)
+        print(f"{size} parameters, {size - experts * 3 // 4} active per token; from step {probe.state['step']}", flush=True)
+        if args.workers > 1:
+            torch.multiprocessing.spawn(work, (args, Exchange(args.workers, size)), nprocs=args.workers)
+        else:
+            work(0, args, None)
     if args.export:
         from export import export
+        run = Run(args)
         export(run.model, args.corpus, args.export, run.state)
 
 

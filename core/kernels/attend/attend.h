@@ -3,15 +3,16 @@
 // The query heads that share a KV head, times the tokens of a block, are the rows M of two small
 // products (scores, then P V), so decode and prefill are one code path with different M.
 //
-//   score[r, l] = scale * sum over d of q[r, d] K[l, d]; then softcap * tanh(score / softcap) if any
-//   token i sees keys l with l <= position + i and, if window > 0, l > position + i - window
+//   score[r, l] = scale * sum over d of q[r, d] K[l, d], then softcap * tanh(score / softcap)
+//   token i sees the keys l with l <= position + i and, if window > 0, l > position + i - window
 //   p = softmax over the seen keys, and over the sink's logit, which has no value row
 //   out[r, d] = sum over l of p[r, l] V[l, d]
 //
 // Layout of one head in the cache, element code as the row says:
-//   K: blocks of kKeyBlock keys, inside a block [head_dim][kKeyBlock]. A step over d meets 16 keys side
-//      by side: no sum across lanes, no transpose, and the head is one forward stream.
-//   V: [key][value_stride(head_dim)], lanes past head_dim zero (never written; a fresh cache is zero).
+//   K: blocks of kKeyBlock keys, inside a block [head_dim][kKeyBlock]. A step over d meets 16 keys
+//      side by side: no sum across lanes, no transpose, and the head is one forward stream.
+//   V: [key][value_stride(head_dim)], lanes past head_dim zero: nobody writes them, and a fresh
+//      cache is zero.
 #pragma once
 #include "base/types.h"
 #include "machine/isa.h"
@@ -30,60 +31,61 @@ CPUMOE_INLINE int64_t value_elements(int64_t tokens, int64_t head_dim) {
 
 // Copies new tokens of one head into the cache at `position`..position + tokens - 1.
 struct AppendArgs {
-  const float* k;           // tokens x head_dim, `stride` elements between tokens
-  const float* v;           // likewise
+  const float* k;  // tokens x head_dim, `stride` elements between tokens
+  const float* v;  // likewise
   int64_t tokens, head_dim, stride;
   int64_t position;
-  void* k_cache;            // the head's K and V
+  void* k_cache;  // the head's K and V
   void* v_cache;
 };
 
-// Softmax state of a row over a part of its keys: acc[value_stride] = sum of exp(score - max) V, then
-// max and sum. `state_stride` floats in all.
+// Softmax state of a row over a part of its keys: acc[value_stride] = sum of exp(score - max) V,
+// then max and sum. `state_stride` floats in all.
 CPUMOE_INLINE int64_t state_stride(int64_t head_dim) { return value_stride(head_dim) + 16; }
 
 struct AttendArgs {
-  const float* q;           // token i, head g: q + i * q_stride + g * head_dim
-  int64_t q_stride;         // elements between tokens
-  int64_t tokens, group;    // rows M = tokens * group, row r = i * group + g
+  const float* q;         // token i, head g: q + i * q_stride + g * head_dim
+  int64_t q_stride;       // elements between tokens
+  int64_t tokens, group;  // rows M = tokens * group, row r = i * group + g
   int64_t head_dim;
-  int64_t position;         // of token 0
-  const void* k_cache;      // the head's K and V
+  int64_t position;     // of token 0
+  const void* k_cache;  // the head's K and V
   const void* v_cache;
-  int64_t key0, key1;       // keys to walk; key0 a multiple of kKeyBlock. Keys no token sees are skipped
-  int64_t window;           // 0: none
-  float scale, softcap;     // softcap 0: none
-  const float* sinks;       // nullable, [group]; give them with one part of the keys only
-  float* out;               // finished rows, laid out as q with out_stride; null: write `state` instead
+  int64_t key0, key1;  // keys to walk; key0 a multiple of kKeyBlock. Keys no token sees are skipped
+  int64_t window;      // 0: none
+  float scale, softcap;  // softcap 0: none
+  const float* sinks;    // nullable, [group]; give them with one part of the keys only
+  float* out;  // finished rows, laid out as q with out_stride; null: write `state` instead
   int64_t out_stride;
-  float* state;             // M x state_stride(head_dim)
-  void* scratch;            // attend_scratch_bytes(M, head_dim) bytes, 64-byte aligned, uninitialised
+  float* state;   // M x state_stride(head_dim)
+  void* scratch;  // attend_scratch_bytes(M, head_dim) bytes, 64-byte aligned, uninitialised
 };
-// Rounding: fp32 throughout; sums over d in order, over keys in order within blocks of 64 from key0, so a
-// row's result depends on key0 and the row alone, not on the other rows. exp errs by at most 4 ulp.
-// NaN and Inf behave as in softmax: a NaN score poisons its row, a +Inf score gives NaN, a row whose
-// keys are all -Inf gives NaN. Stale lanes of the last key block are read and discarded; V is read up
-// to key1 only.
+// Rounding: fp32 throughout; sums over d in order, over keys in order within blocks of 64 from
+// key0, so a row's result depends on key0 and the row alone, not on the other rows. exp errs by at
+// most 4 ulp. NaN and Inf behave as in softmax(scores) V with masked p = 0: a NaN score poisons its
+// row, a +Inf score gives NaN, a row whose keys are all -Inf gives NaN, and a NaN or Inf in V may
+// poison every row of the call whose key range holds it, seen or not (0 * NaN). Stale lanes of the
+// last key block are read and discarded; V is read up to key1 only.
 
 struct AttendKernel {
   const char* name;
   Isa isa;
-  Code code;                // of the cache
+  Code code;  // of the cache
   void (*run)(const AttendArgs&);
   void (*append)(const AppendArgs&);
 };
 const AttendKernel* attend_kernels(int* count);
 const AttendKernel* select_attend(Code code, IsaSet isa);
 
-// Keys per softmax step. Scratch: q and acc rows, scores, and the fp32 copy of one block of K and V.
+// Keys per softmax step. Scratch: q and acc rows, scores, the fp32 copy of a block of K or V.
 inline constexpr int64_t kScoreBlock = 64;
 CPUMOE_INLINE int64_t attend_scratch_bytes(int64_t rows, int64_t head_dim) {
   const int64_t lanes = value_stride(head_dim);
   return 4 * (rows * (2 * lanes + kScoreBlock) + kScoreBlock * lanes + 2 * round_up(rows, 16));
 }
 
-// Joins the states of the same rows over `parts` disjoint key ranges, in order: state p of row r starts
-// at states + (p * tokens * group + r) * state_stride. Same out layout as AttendArgs.
+// Joins the states of the same rows over `parts` disjoint key ranges, in order: state p of row r
+// starts at states + (p * tokens * group + r) * state_stride. Same out layout as AttendArgs.
 struct MergeArgs {
   const float* states;
   int64_t parts, tokens, group, head_dim;

@@ -49,11 +49,17 @@ struct Case {
 
   Case(const AttendKernel* kernel, int64_t keys, int64_t tokens, int64_t group, int64_t head_dim,
        Rng& rng, float scale = 1)
-      : kernel(kernel), keys(keys), tokens(tokens), group(group), head_dim(head_dim),
-        k(size_t(keys * head_dim)), v(k.size()),
+      : kernel(kernel),
+        keys(keys),
+        tokens(tokens),
+        group(group),
+        head_dim(head_dim),
+        k(size_t(keys * head_dim)),
+        v(k.size()),
         k_cache(size_t(key_elements(keys, head_dim)) * code_bits(kernel->code) / 8),
         v_cache(size_t(value_elements(keys, head_dim)) * code_bits(kernel->code) / 8),
-        q(size_t(tokens * group * head_dim) * 4), out(q.size()),
+        q(size_t(tokens * group * head_dim) * 4),
+        out(q.size()),
         scratch(testing::guarded_bytes(size_t(attend_scratch_bytes(tokens * group, head_dim)))) {
     testing::fill_random(k.data(), Code::f32, int64_t(k.size()), scale, rng);
     testing::fill_random(v.data(), Code::f32, int64_t(v.size()), 1, rng);
@@ -118,7 +124,8 @@ void check_rows(const Case& c, double extra_steps = 0) {
     for (int64_t g = 0; g < c.group; ++g) {
       const float* q = const_cast<Case&>(c).q.as<float>() + (i * c.group + g) * c.head_dim;
       std::vector<double> s;
-      double score_error = 0, top = c.sinks.empty() ? -1e300 : double(c.sinks[size_t(g)]), low = 1e300;
+      double score_error = 0, top = c.sinks.empty() ? -1e300 : double(c.sinks[size_t(g)]),
+             low = 1e300;
       if (!c.sinks.empty()) low = top;
       for (int64_t l = first; l <= last; ++l) {
         double dot = 0, magnitude = 0;
@@ -171,12 +178,13 @@ TEST(append_writes_the_documented_layout) {
         for (int64_t d = 0; d < head_dim; ++d) {
           const int64_t at = (l / kKeyBlock * head_dim + d) * kKeyBlock + l % kKeyBlock;
           CHECK_EQ(double(load_as_float(c.k_cache.data(), kernel->code, at)), c.key(l, d));
-          CHECK_EQ(double(load_as_float(c.v_cache.data(), kernel->code,
-                                        l * value_stride(head_dim) + d)),
-                   c.value(l, d));
+          CHECK_EQ(
+              double(load_as_float(c.v_cache.data(), kernel->code, l * value_stride(head_dim) + d)),
+              c.value(l, d));
         }
         for (int64_t d = head_dim; d < value_stride(head_dim); ++d) {
-          CHECK_EQ(load_as_float(c.v_cache.data(), kernel->code, l * value_stride(head_dim) + d), 0);
+          CHECK_EQ(load_as_float(c.v_cache.data(), kernel->code, l * value_stride(head_dim) + d),
+                   0);
         }
       }
     }
@@ -254,7 +262,7 @@ TEST(parts_merge_to_the_whole) {
         a.state = states.data() + p * rows * stride;
         kernel->run(a);
       }
-      MergeArgs m{states.data(), parts, c.tokens, c.group, c.head_dim, c.out.as<float>(),
+      MergeArgs m{states.data(),       parts, c.tokens, c.group, c.head_dim, c.out.as<float>(),
                   c.group * c.head_dim};
       attend_merge(m);
       check_rows(c, parts + 1);

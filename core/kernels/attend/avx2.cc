@@ -12,8 +12,9 @@ namespace {
 // Up to this many rows K and V are converted in registers; beyond, once per block into scratch.
 constexpr int64_t kDirectRows = 8;
 
-// c[MR, 16 NP] (+)= a[MR, k] b[k, 16 NP]. Serves both products: K blocks and V rows are both 16 lanes
-// wide, `ldb` elements from one k to the next, `panel` elements from one 16-lane panel to the next.
+// c[MR, 16 NP] (+)= a[MR, k] b[k, 16 NP]. Serves both products: K blocks and V rows are both 16
+// lanes wide, `ldb` elements from one k to the next, `panel` elements from one 16-lane panel to the
+// next.
 template <int MR, int NP, Code C>
 CPUMOE_INLINE void tile(const float* a, int64_t lda, const void* b, int64_t ldb, int64_t b0,
                         int64_t panel, int64_t k, float* c, int64_t ldc, bool add) {
@@ -73,12 +74,24 @@ void product(const Product& s) {
       const int64_t left = s.rows - m;
       const int64_t take = left > 8 ? 6 : left > 6 ? 4 : left;  // 7 = 4 + 3, 8 = 4 + 4
       switch (take) {
-        case 1: panels_of<1, 1, C>(s, m, p); break;
-        case 2: panels_of<2, 1, C>(s, m, p); break;
-        case 3: panels_of<3, 1, C>(s, m, p); break;
-        case 4: panels_of<4, 1, C>(s, m, p); break;
-        case 5: panels_of<5, 1, C>(s, m, p); break;
-        default: panels_of<6, 1, C>(s, m, p); break;
+        case 1:
+          panels_of<1, 1, C>(s, m, p);
+          break;
+        case 2:
+          panels_of<2, 1, C>(s, m, p);
+          break;
+        case 3:
+          panels_of<3, 1, C>(s, m, p);
+          break;
+        case 4:
+          panels_of<4, 1, C>(s, m, p);
+          break;
+        case 5:
+          panels_of<5, 1, C>(s, m, p);
+          break;
+        default:
+          panels_of<6, 1, C>(s, m, p);
+          break;
       }
       m += take;
     }
@@ -116,9 +129,9 @@ CPUMOE_INLINE __m256 cap(__m256 s, float softcap) {
   return _mm256_mul_ps(t, _mm256_set1_ps(softcap));
 }
 
-// Turns one row of scores into exp(score - top); lanes outside [lo, hi) become 0. Raises *top to the
-// row's new maximum and brings acc and *sum to it. An operand order of max that keeps `best` ignores
-// NaN scores: exp then carries the NaN.
+// Turns one row of scores into exp(score - top); lanes outside [lo, hi) become 0. Raises *top to
+// the row's new maximum and brings acc and *sum to it. An operand order of max that keeps `best`
+// ignores NaN scores: exp then carries the NaN.
 void softmax_row(float* s, int64_t lanes, int64_t lo, int64_t hi, float softcap, float* top,
                  float* sum, float* acc, int64_t acc_lanes) {
   if (lo >= hi) {
@@ -131,9 +144,9 @@ void softmax_row(float* s, int64_t lanes, int64_t lo, int64_t hi, float softcap,
     __m256 v = _mm256_loadu_ps(s + j);
     if (softcap > 0) v = cap(v, softcap);
     if (j < lo || j + 8 > hi) {
-      const __m256i out = _mm256_or_si256(lane_mask(max64(lo - j, 0)),
-                                          _mm256_xor_si256(lane_mask(min64(max64(hi - j, 0), 8)),
-                                                           _mm256_set1_epi32(-1)));
+      const __m256i out = _mm256_or_si256(
+          lane_mask(max64(lo - j, 0)),
+          _mm256_xor_si256(lane_mask(min64(max64(hi - j, 0), 8)), _mm256_set1_epi32(-1)));
       v = _mm256_blendv_ps(v, none, _mm256_castsi256_ps(out));
     }
     _mm256_storeu_ps(s + j, v);

@@ -4,10 +4,10 @@
 
 namespace cpumoe {
 
-#define CPUMOE_ATTEND(isa, code)              \
-  namespace isa {                             \
-  void attend_##code(const AttendArgs& a);    \
-  void append_##code(const AppendArgs& a);    \
+#define CPUMOE_ATTEND(isa, code)           \
+  namespace isa {                          \
+  void attend_##code(const AttendArgs& a); \
+  void append_##code(const AppendArgs& a); \
   }
 #include "kernels/attend/kernels.inc"
 #undef CPUMOE_ATTEND

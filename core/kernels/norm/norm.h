@@ -12,7 +12,8 @@ struct NormArgs {
   VectorView weight;       // size elements; absent: all ones
   float weight_offset;     // 0; 1 for Gemma-style weights
   float eps;
-  const float* residual;   // nullable, rows x size with x_stride: x + residual is normalised, and written to `sum`
+  const float* residual;   // nullable, rows x size with x_stride: x + residual is normalised, and
+                           // written to `sum`
   float* sum;              // with residual only; may be == x
   float* out;              // may be == x
 };

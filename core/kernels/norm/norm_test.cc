@@ -33,8 +33,8 @@ std::vector<const NormKernel*> kernels() {
   return out;
 }
 
-// sum of squares: size roundings of positive terms, halved by the root; mean, eps, root, quotient, two
-// products and the offset: 8 more.
+// sum of squares: size roundings of positive terms, halved by the root; mean, eps, root, quotient,
+// two products and the offset: 8 more.
 double bound(double want, int64_t size) {
   return gamma(size / 2 + 9) * std::fabs(want) + 2 * kTiny;
 }

@@ -50,8 +50,8 @@ TEST(pairs_rotate_and_the_rest_stays) {
           rope_table(positions[r], inv_freq.data(), half, 1.25f, cos.as<float>() + r * half,
                      sin.as<float>() + r * half);
         }
-        RopeArgs a{x.as<float>(), rows, heads, head_dim, stride, dims,
-                   cos.as<float>(), sin.as<float>(), half};
+        RopeArgs a{x.as<float>(),   rows, heads, head_dim, stride, dims, cos.as<float>(),
+                   sin.as<float>(), half};
         kernel->run(a);
         std::vector<float> want(before);
         std::vector<double> bound(before.size());

@@ -33,8 +33,8 @@ CPUMOE_INLINE void store_lanes(void* p, int64_t i, __m256 v, int64_t n) {
       const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
       const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
       const __m256 nan = _mm256_cmp_ps(v, v, _CMP_UNORD_Q);
-      const __m256i r = _mm256_srli_epi32(
-          _mm256_blendv_epi8(up, quiet, _mm256_castps_si256(nan)), 16);
+      const __m256i r =
+          _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, _mm256_castps_si256(nan)), 16);
       h = _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
     }
     char* out = static_cast<char*>(p) + i * 2;

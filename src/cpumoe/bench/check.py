@@ -24,7 +24,8 @@ def gamma(n: int, u: float = _U) -> float:
 def _erf(x: Array) -> Array:
     from math import erf
 
-    return np.vectorize(erf, otypes=[np.float64])(x)
+    values: Array = np.vectorize(erf, otypes=[np.float64])(x)
+    return values
 
 
 def _sigmoid(x: Array) -> Array:
@@ -37,7 +38,10 @@ ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], float]] = {
     "relu": (lambda x: np.maximum(x, 0), 1.0),
     "silu": (lambda x: x * _sigmoid(x), 1.1),
     "gelu": (lambda x: 0.5 * x * (1 + _erf(x / np.sqrt(2))), 1.13),
-    "gelu_tanh": (lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))), 1.13),
+    "gelu_tanh": (
+        lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        1.13,
+    ),
 }
 
 
@@ -49,7 +53,9 @@ class Reference:
         tokens: [S] sampled rows of the output.
         columns: [C] sampled columns.
         values: [S, C] float64 results.
-        bounds: [S, C] largest error that an implementation of the given precision may show.
+        bounds: [S, C] largest error that an implementation of the given precision may show before
+        it
+            rounds the result to its output format.
     """
 
     tokens: Array
@@ -58,18 +64,25 @@ class Reference:
     bounds: Array
 
 
-def error_over_bound(reference: Reference, output: Array) -> float:
-    """Largest error of `output` [T, H] over its bound; infinity when a sampled value is not a number."""
+def error_over_bound(reference: Reference, output: Array, roundoff: float) -> float:
+    """Largest error of `output` [T, H] over its bound; infinity when a value is not a number.
+
+    Args:
+        roundoff: unit roundoff of the output's format (or of what the implementation rounded to).
+    """
     got = decode(output[np.ix_(reference.tokens, reference.columns)])
-    ratio = np.abs(got - reference.values) / reference.bounds
+    bounds = reference.bounds + roundoff * (np.abs(reference.values) + reference.bounds) + _TINY
+    ratio = np.abs(got - reference.values) / bounds
     return float(ratio.max()) if np.isfinite(ratio).all() else float("inf")
 
 
 def require_correct(where: str, ratio: float) -> None:
     """Raises Error when an error exceeds its bound: wrong results are not timed."""
     if not ratio <= 1:
-        raise Error(f"{where}: the error against float64 must stay within its bound; got {ratio:.3g} "
-                    "times the bound. The result is wrong: report it with this command")
+        raise Error(
+            f"{where}: the error against float64 must stay within its bound; got {ratio:.3g} "
+            "times the bound. The result is wrong: report it with this command"
+        )
 
 
 def sample(shape: Shape, ids: Array, rng: np.random.Generator, budget: int) -> tuple[Array, Array]:
@@ -136,22 +149,21 @@ def reference(
     scores: Array,
     where: tuple[Array, Array],
     *,
-    output_roundoff: float,
     store: float = 0.0,
 ) -> Reference:
     """Recomputes a sample of one output in float64, with the error bound of each value.
 
-    Bound: every product of K terms is within gamma(K + 1) of sum |w||x| in fp32, whatever its order; the
-    errors of gate and up pass through the activation by its largest slope, those of the intermediate
-    through |W_down|; a token's sum adds gamma(k + 2), the output format its own roundoff. `store` counts
-    once for each value that is rounded to it on the way.
+    Bound: every product of K terms is within gamma(K + 1) of sum |w||x| in fp32, whatever its
+    order; the errors of gate and up pass through the activation by its largest slope, those of the
+    intermediate through |W_down|; a token's sum adds gamma(k + 2). `store` counts once for each
+    value that is rounded to it on the way.
 
     Args:
-        weights: ``gate_up``, ``down`` and, with biases, ``gate_up_bias`` and ``down_bias``, all experts.
+        weights: ``gate_up``, ``down`` and, with biases, ``gate_up_bias`` and ``down_bias``, all
+        experts.
         x: [T, H] hidden states as the operator read them.
         ids, scores: [T, k] experts and their weights.
         where: tokens and columns, as `sample` returns them.
-        output_roundoff: unit roundoff of the output format.
         store: unit roundoff of intermediates that an implementation rounds beyond fp32 (a peer that
             computes in bf16); 0 for ours.
 
@@ -160,7 +172,7 @@ def reference(
         >>> s = Shape("one", hidden=2, inter=1, experts=1, top_k=1, activation="identity")
         >>> w = {"gate_up": np.ones((1, 2, 2), "f4"), "down": np.ones((1, 2, 1), "f4")}
         >>> r = reference(s, w, np.ones((1, 2), "f4"), np.zeros((1, 1), int), np.ones((1, 1)),
-        ...               (np.array([0]), np.array([0, 1])), output_roundoff=2.0**-24)
+        ...               (np.array([0]), np.array([0, 1])))
         >>> r.values.tolist()
         [[4.0, 4.0]]
     """
@@ -194,7 +206,6 @@ def reference(
         np.add.at(error, rows, np.abs(score) * dy.T)
         np.add.at(size, rows, np.abs(score) * (np.abs(y) + dy).T)
     error += (gamma(shape.top_k + 2) + (shape.top_k + 2) * store) * size
-    error += output_roundoff * (np.abs(value) + error) + _TINY
     return Reference(tokens, columns, value, error)
 
 

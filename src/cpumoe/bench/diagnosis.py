@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from cpumoe.bench.formats import FORMATS
 from cpumoe.bench.measure import disagreement
 from cpumoe.bench.result import machine_facts
 
-# CPU features that this version has no kernels for: flag of /proc/cpuinfo -> name. A feature stops being
-# reported once an instruction set of that name is compiled in.
+# CPU features that this version has no kernels for: flag of /proc/cpuinfo -> name. A feature stops
+# being reported once an instruction set of that name is compiled in.
 _UNUSED = {"avx512f": "avx512", "amx_tile": "amx"}
 
 _PASSES = 7
@@ -55,14 +56,20 @@ def system_facts(root: Path = Path("/")) -> dict[str, Any]:
     smt = _read(cpu / "smt/active")
     return {
         "governor": _read(cpu / "cpu0/cpufreq/scaling_governor"),
-        "turbo": no_turbo == "0" if no_turbo is not None else boost == "1" if boost is not None else None,
+        "turbo": no_turbo == "0"
+        if no_turbo is not None
+        else boost == "1"
+        if boost is not None
+        else None,
         "smt": smt == "1" if smt is not None else None,
         "huge_pages": _chosen(_read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
         "virtual": "hypervisor" in flags if flags else None,
         "unused_features": [name for flag, name in _UNUSED.items() if flag in flags],
         "load_average": float(load.split()[0]) if load else None,
         "memory_used": _cgroup_memory(root),
-        "environment": {k: os.environ[k] for k in ("CPUMOE_ISA", "CPUMOE_THREADS") if k in os.environ},
+        "environment": {
+            k: os.environ[k] for k in ("CPUMOE_ISA", "CPUMOE_THREADS") if k in os.environ
+        },
     }
 
 
@@ -75,8 +82,8 @@ def chosen_kernels() -> dict[str, Any]:
     """The dot kernel for each format, layout and number of tokens, with what refused the others.
 
     Returns:
-        ``dot``: list of {format, layout, tokens_min, tokens_max (None: any), kernel, refused}, refused being
-        [{kernel, reason}]; ``other``: room -> kernel.
+        ``dot``: list of {format, layout, tokens_min, tokens_max (None: any), kernel, refused},
+        refused being [{kernel, reason}]; ``other``: room -> kernel.
     """
     table: list[dict[str, Any]] = []
     rows = [row for row in _core.kernels() if row["room"] == "dot"]
@@ -91,14 +98,16 @@ def chosen_kernels() -> dict[str, Any]:
                     continue
                 if found:
                     found[-1]["tokens_max"] = tokens - 1
-                found.append({
-                    "format": format,
-                    "layout": layout,
-                    "tokens_min": tokens,
-                    "tokens_max": None,
-                    "kernel": kernel,
-                    "refused": _refusals(why, {str(r["name"]) for r in mine}),
-                })
+                found.append(
+                    {
+                        "format": format,
+                        "layout": layout,
+                        "tokens_min": tokens,
+                        "tokens_max": None,
+                        "kernel": kernel,
+                        "refused": _refusals(why, {str(r["name"]) for r in mine}),
+                    }
+                )
             table += found
     return {"dot": table, "other": dict(_core.selected())}
 
@@ -110,7 +119,7 @@ def _refusals(why: str, candidates: set[str]) -> list[dict[str, str]]:
 
 
 def measured_limits(threads: Sequence[int]) -> list[dict[str, Any]]:
-    """Read bandwidth and multiply-add rate for each number of threads: medians and how steady they are."""
+    """Medians of read bandwidth and multiply-add rate for each number of threads."""
     from cpumoe.bench.limits import probe
 
     result = []
@@ -119,14 +128,14 @@ def measured_limits(threads: Sequence[int]) -> list[dict[str, Any]]:
         limits.read_gb_per_s()
         read = [limits.read_gb_per_s() for _ in range(_PASSES)]
         fma = [limits.fma_gflop_per_s() for _ in range(_PASSES)]
-        result.append({
-            "threads": count,
-            "read_gb_per_s": statistics.median(read),
-            "fma_gflop_per_s": statistics.median(fma),
-            "disagreement": max(
-                disagreement(list(zip(x, x[1:], strict=False))) for x in (read, fma)
-            ),
-        })
+        result.append(
+            {
+                "threads": count,
+                "read_gb_per_s": statistics.median(read),
+                "fma_gflop_per_s": statistics.median(fma),
+                "disagreement": max(disagreement(list(pairwise(x))) for x in (read, fma)),
+            }
+        )
     return result
 
 
@@ -138,8 +147,12 @@ def diagnose(measure: bool = True) -> dict[str, Any]:
     limits = measured_limits(sorted({1, threads})) if measure else None
     return {
         "version": cpumoe.__version__,
-        "machine": machine | {"threads": threads, "affinity": sorted(os.sched_getaffinity(0)),
-                              "online": os.cpu_count()},
+        "machine": machine
+        | {
+            "threads": threads,
+            "affinity": sorted(os.sched_getaffinity(0)),
+            "online": os.cpu_count(),
+        },
         "system": system,
         "kernels": chosen_kernels(),
         "limits": limits,
@@ -148,12 +161,14 @@ def diagnose(measure: bool = True) -> dict[str, Any]:
 
 
 def advice(
-    machine: Mapping[str, Any], system: Mapping[str, Any], limits: Sequence[Mapping[str, Any]] | None
+    machine: Mapping[str, Any],
+    system: Mapping[str, Any],
+    limits: Sequence[Mapping[str, Any]] | None,
 ) -> list[str]:
     """What to change, one sentence each: the finding, then what to do. Empty when nothing is found.
 
     Example:
-        >>> machine = {"cores": [(0, [0])], "cgroup_cpus": 0, "threads": 4, "isa": ["scalar", "avx2"],
+        >>> machine = {"cores": [(0, [0])], "cgroup_cpus": 0, "threads": 4, "isa": ["avx2"],
         ...            "nodes": 1, "cgroup_memory": 0, "memory": 1, "memory_available": 1}
         >>> advice(machine, {}, None)
         ['4 threads are more than the 1 cores that may be used: unset CPUMOE_THREADS or lower it']
@@ -161,45 +176,69 @@ def advice(
     cores, quota = len(machine["cores"]), machine["cgroup_cpus"]
     say: list[str] = []
     if machine["threads"] > cores:
-        say.append(f"{machine['threads']} threads are more than the {cores} cores that may be used: "
-                   "unset CPUMOE_THREADS or lower it")
+        say.append(
+            f"{machine['threads']} threads are more than the {cores} cores that may be used: "
+            "unset CPUMOE_THREADS or lower it"
+        )
     elif machine["threads"] < cores and not 0 < quota < cores:
-        say.append(f"{machine['threads']} threads leave {cores - machine['threads']} cores idle: "
-                   "unset CPUMOE_THREADS or raise it")
+        say.append(
+            f"{machine['threads']} threads leave {cores - machine['threads']} cores idle: "
+            "unset CPUMOE_THREADS or raise it"
+        )
     if 0 < quota < cores:
-        say.append(f"the cgroup allows {quota:g} CPUs of {cores} cores: raise the quota "
-                   "(cpu.max, docker --cpus) for more speed")
+        say.append(
+            f"the cgroup allows {quota:g} CPUs of {cores} cores: raise the quota "
+            "(cpu.max, docker --cpus) for more speed"
+        )
     if machine["isa"] == ["scalar"]:
-        say.append(f"only scalar kernels may be used ({machine.get('isa_reason', '')}): unset CPUMOE_ISA, "
-                   "or use a CPU with AVX2, FMA and F16C")
+        say.append(
+            f"only scalar kernels may be used ({machine.get('isa_reason', '')}): unset CPUMOE_ISA, "
+            "or use a CPU with AVX2, FMA and F16C"
+        )
     unused = [f for f in system.get("unused_features", []) if f not in machine["isa"]]
     if unused and "CPUMOE_ISA" not in system.get("environment", {}):
-        say.append(f"the CPU has {' and '.join(unused)}, for which this version has no kernels: "
-                   "nothing to change, a later version may be faster")
+        say.append(
+            f"the CPU has {' and '.join(unused)}, for which this version has no kernels: "
+            "nothing to change, a later version may be faster"
+        )
     if machine["nodes"] > 1:
-        say.append(f"the cores lie on {machine['nodes']} NUMA nodes: if one node holds the model, bind the "
-                   "process to it (numactl --cpunodebind=0 --membind=0)")
+        say.append(
+            f"the cores lie on {machine['nodes']} NUMA nodes: if one node holds the model, bind "
+            "the process to it (numactl --cpunodebind=0 --membind=0)"
+        )
     if system.get("governor") not in (None, "performance"):
-        say.append(f"the frequency governor is {system['governor']}: set it to performance "
-                   "(cpupower frequency-set -g performance)")
+        say.append(
+            f"the frequency governor is {system['governor']}: set it to performance "
+            "(cpupower frequency-set -g performance)"
+        )
     if system.get("turbo") is False:
         say.append("turbo is off: allow it in the firmware or in /sys/devices/system/cpu")
     if system.get("huge_pages") == "never":
-        say.append("transparent huge pages are off: set them to madvise "
-                   "(/sys/kernel/mm/transparent_hugepage/enabled)")
+        say.append(
+            "transparent huge pages are off: set them to madvise "
+            "(/sys/kernel/mm/transparent_hugepage/enabled)"
+        )
     load = system.get("load_average")
     if load is not None and load > 0.5:
-        say.append(f"the load average is {load:.1f}: other programs are at work, so figures will be low; "
-                   "close them")
+        say.append(
+            f"the load average is {load:.1f}: other programs are at work, so figures will be low; "
+            "close them"
+        )
     limit = machine["cgroup_memory"]
     if 0 < limit < machine["memory"]:
-        say.append(f"the cgroup allows {limit / 1e9:.1f} GB of {machine['memory'] / 1e9:.1f} GB memory: a "
-                   "larger model is read from the disk again and again; raise the limit")
+        say.append(
+            f"the cgroup allows {limit / 1e9:.1f} GB of {machine['memory'] / 1e9:.1f} GB memory: a "
+            "larger model is read from the disk again and again; raise the limit"
+        )
     if machine["memory_available"] < 0.25 * machine["memory"]:
-        say.append(f"only {machine['memory_available'] / 1e9:.1f} GB of memory are free: close other "
-                   "programs before opening a model larger than that")
+        say.append(
+            f"only {machine['memory_available'] / 1e9:.1f} GB of memory are free: close other "
+            "programs before opening a model larger than that"
+        )
     for one in limits or ():
         if one["disagreement"] > 0.10:
-            say.append(f"the limits with {one['threads']} threads differ by {one['disagreement']:.0%} from "
-                       "pass to pass: measure again when the machine is quiet")
+            say.append(
+                f"the limits with {one['threads']} threads differ by {one['disagreement']:.0%} "
+                "from pass to pass: measure again when the machine is quiet"
+            )
     return say

@@ -41,8 +41,10 @@ FORMATS = {
 def find_format(name: str) -> Format:
     """The format called `name`; Error lists the known ones."""
     if name not in FORMATS:
-        raise Error(f"bench: the format must be one of {', '.join(FORMATS)}; got {name!r}. "
-                    "Choose one of these")
+        raise Error(
+            f"bench: the format must be one of {', '.join(FORMATS)}; got {name!r}. "
+            "Choose one of these"
+        )
     return FORMATS[name]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +59,7 @@ class Inputs:
 
 
 def make_inputs(shape: Shape, format: Format, tokens: int, rng: np.random.Generator) -> Inputs:
-    """Draws one run's inputs. Equal logits' distributions make every set of k experts equally likely."""
+    """Draws one run's inputs. Logits alike in distribution make all experts equally likely."""
     x = rng.standard_normal((tokens, shape.hidden), dtype=np.float32).astype(format.dtype)
     return Inputs(x, rng.standard_normal((tokens, shape.experts), dtype=np.float32))
 
@@ -93,27 +94,41 @@ class Op:
         start = time.perf_counter()
         ids, scores = route(shape, inputs.logits)
         routed = time.perf_counter()
-        cpumoe.moe(
-            inputs.x, self.weights.experts, ids, scores, out=self.out, executor=self.executor
-        )
+        self.call(inputs.x, ids, scores, self.out)
         end = time.perf_counter()
         self.last = (inputs.x, ids, scores)
         touched = len(np.unique(ids)) * self.weights.expert_bytes
         return Run(end - start, touched, shape.flops(self.tokens), {"route": routed - start})
 
+    def call(self, x: Array, ids: Array, scores: Array, out: Array) -> None:
+        """The operator alone, into `out` [T, H]."""
+        cpumoe.moe(x, self.weights.experts, ids, scores, out=out, executor=self.executor)
+
 
 def verify(op: Op, rng: np.random.Generator) -> float:
-    """Runs `op` once and returns its error over its bound; Error when that is above 1."""
+    """Runs `op` once more than it is timed and compares it with float64.
+
+    The result is taken in fp32, where no rounding of the output hides an error, and in the weights'
+    format, as it is timed.
+
+    Returns:
+        the largest error of the fp32 result over its bound.
+
+    Raises:
+        Error: an error is above its bound.
+    """
     op.run()
     assert op.last is not None
     x, ids, scores = op.last
     shape, format = op.weights.shape, op.weights.format
     where = check.sample(shape, ids, rng, _CHECK_ELEMENTS)
-    expected = check.reference(
-        shape, op.weights.arrays, x, ids, scores, where, output_roundoff=format.roundoff
-    )
-    ratio = check.error_over_bound(expected, op.out)
-    check.require_correct(f"bench layer {shape.name} {format.name}, {op.tokens} tokens", ratio)
+    expected = check.reference(shape, op.weights.arrays, x, ids, scores, where)
+    name = f"bench layer {shape.name} {format.name}, {op.tokens} tokens"
+    check.require_correct(name, check.error_over_bound(expected, op.out, format.roundoff))
+    wide = np.zeros(op.out.shape, np.float32)
+    op.call(x, ids, scores, wide)
+    ratio = check.error_over_bound(expected, wide, FORMATS["fp32"].roundoff)
+    check.require_correct(name, ratio)
     return ratio
 
 
@@ -130,10 +145,10 @@ def fixed_cost(
 ) -> float:
     """Seconds of the op at one token that do not depend on the size of the experts.
 
-    Measures the same layer with experts of _SMALL_INTER intermediate features: same routing, packing of
-    the token, two phases over the workers, combination of k outputs. From each run the time to stream its
-    few bytes at the bandwidth beside it is taken off; what that stream loses at its start stays in, so
-    the figure is an upper bound.
+    Measures the same layer with experts of _SMALL_INTER intermediate features: same routing,
+    packing of the token, two phases over the workers, combination of k outputs. From each run the
+    time to stream its few bytes at the bandwidth beside it is taken off; what that stream loses at
+    its start stays in, so the figure is an upper bound.
     """
     inter = min(_SMALL_INTER, weights.shape.inter)
     small = make_weights(
@@ -144,10 +159,13 @@ def fixed_cost(
     (series,) = measure(
         [op.run], limits, seconds=0, min_rounds=max(options.min_rounds, 20), tries=options.tries
     )
-    return max(0.0, statistics.median(
-        run.seconds - run.bytes / (statistics.mean(pair) * 1e9)
-        for run, pair in zip(series.runs, series.read, strict=True)
-    ))
+    return max(
+        0.0,
+        statistics.median(
+            run.seconds - run.bytes / (statistics.mean(pair) * 1e9)
+            for run, pair in zip(series.runs, series.read, strict=True)
+        ),
+    )
 
 
 def times(series: Series) -> dict[str, Any]:
@@ -194,11 +212,11 @@ def verify_peer(peer: Peer, op: Op, rng: np.random.Generator) -> tuple[dict[str,
     _, out = peer.run(x, ids, scores)
     rounding = peer.roundoff(op.tokens)
     where = check.sample(shape, ids, rng, _CHECK_ELEMENTS)
-    expected = check.reference(
-        shape, op.weights.arrays, x, ids, scores, where, output_roundoff=rounding, store=rounding
+    expected = check.reference(shape, op.weights.arrays, x, ids, scores, where, store=rounding)
+    ratio = check.error_over_bound(expected, out, rounding)
+    check.require_correct(
+        f"bench layer: peer {peer.name} on {shape.name}, {op.tokens} tokens", ratio
     )
-    ratio = check.error_over_bound(expected, out)
-    check.require_correct(f"bench layer: peer {peer.name} on {shape.name}, {op.tokens} tokens", ratio)
     return setting, ratio
 
 
@@ -210,7 +228,8 @@ def measure_cell(
     shape, format = op.weights.shape, op.weights.format
     error = verify(op, rng)
     runners = [op.run]
-    setting, peer_error = {}, 0.0
+    setting: dict[str, Any] = {}
+    peer_error = 0.0
     if peer is not None:
         setting, peer_error = verify_peer(peer, op, rng)
         runners.append(peer_runner(peer, op))
@@ -249,6 +268,12 @@ def measure_cell(
     }
 
 
+@contextmanager
+def silent(title: str) -> Iterator[Progress]:
+    """Progress that nobody sees."""
+    yield lambda done, total: None
+
+
 def run_layers(
     shapes: Iterable[Shape],
     formats: Iterable[str],
@@ -256,14 +281,14 @@ def run_layers(
     make_limits: Callable[[cpumoe.Executor], Limits],
     *,
     peer: Peer | None = None,
-    progress: Callable[[str], Progress] | None = None,
+    progress: Callable[[str], AbstractContextManager[Progress]] = silent,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """All cells of shapes x formats x threads x tokens, weights made once per shape and format.
 
     Args:
         make_limits: measures the machine with the given threads.
-        progress: given a title, returns a callback for (bytes done, bytes in all).
+        progress: given a title, enters a callback for (bytes done, bytes in all).
         report: called with each finished cell.
     """
     cells = []
@@ -272,13 +297,8 @@ def run_layers(
     kinds = [find_format(name) for name in formats] or [FORMATS["bf16"]]
     for shape in shapes:
         for format in kinds:
-            title = f"weights of {shape.name} in {format.name}"
-            weights = make_weights(
-                shape,
-                format,
-                huge_pages=options.huge_pages,
-                progress=progress(title) if progress else None,
-            )
+            with progress(f"Making {shape.name} in {format.name}") as count:
+                weights = make_weights(shape, format, huge_pages=options.huge_pages, progress=count)
             for threads, executor in executors.items():
                 if peer is not None:
                     peer.prepare(weights, threads, int(0.8 * available_memory()))

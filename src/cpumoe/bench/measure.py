@@ -115,8 +115,8 @@ def spread(values: Sequence[float]) -> float:
 def disagreement(pairs: Sequence[tuple[float, float]]) -> float:
     """How far limits before and after a run differ: the larger of a typical pair and of the halves.
 
-    The median over the pairs of their difference sees a machine that jitters all the time; the medians of the
-    first and the second half see one that drifts. One outlier moves neither.
+    The median over the pairs of their difference sees a machine that jitters all the time; the
+    medians of the first and the second half see one that drifts. One outlier moves neither.
 
     Example:
         >>> round(disagreement([(40.0, 40.0), (40.0, 30.0), (30.0, 30.0)]), 2)
@@ -142,9 +142,10 @@ def measure(
 ) -> list[Series]:
     """Times each runner in turn until the first one's runs fill `seconds`, limits between all runs.
 
-    The pass over memory that measures the bandwidth also empties the caches of weights, so every run
-    reads its weights from memory. When the limits disagree by more than MAX_DISAGREEMENT all is measured
-    again, at most `tries` times; the calmest measurement is returned and says if it is still noisy.
+    The pass over memory that measures the bandwidth also empties the caches of weights, so every
+    run reads its weights from memory. When the limits disagree by more than MAX_DISAGREEMENT all is
+    measured again, at most `tries` times; the calmest measurement is returned and says if it is
+    still noisy.
 
     Args:
         runners: ours first, then a peer's.

@@ -47,8 +47,10 @@ def load_peer(name: str) -> Peer:
         Error: no such peer, or it cannot run here.
     """
     if name not in peer_names():
-        raise Error(f"bench: the peer must be one of {', '.join(peer_names())}; got {name!r}. "
-                    "Choose one of these")
+        raise Error(
+            f"bench: the peer must be one of {', '.join(peer_names())}; got {name!r}. "
+            "Choose one of these"
+        )
     path = data_folder("peers") / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"cpumoe_peer_{name}", path)
     assert spec is not None

@@ -21,7 +21,10 @@ _NUMBER = (int, float)
 
 RESULT_FIELDS: dict[str, Field] = {
     "kind": ((str,), "`layer` or `e2e`"),
-    "commit": ((str,), "git commit of the checkout, `+changes` when files differ from it; or the version"),
+    "commit": (
+        (str,),
+        "git commit of the checkout, `+changes` when files differ from it; or the version",
+    ),
     "command": ((str,), "command line that made it"),
     "machine": ((dict,), "what `doctor` knows of the machine, with the measured limits"),
     "cells": ((list,), "one object per measurement, in the order of time"),
@@ -45,7 +48,10 @@ _TIMES: dict[str, Field] = {
     "flops": (_NUMBER, "floating point operations of the three products (a multiply-add is 2)"),
     "gb_per_s": (_NUMBER, "median over the runs of bytes / seconds, 10^9 bytes/s"),
     "gflop_per_s": (_NUMBER, "median over the runs of flops / seconds, 10^9/s"),
-    "share_of_bandwidth": (_NUMBER, "median over the runs of gb_per_s over the bandwidth beside the run"),
+    "share_of_bandwidth": (
+        _NUMBER,
+        "median over the runs of gb_per_s over the bandwidth beside the run",
+    ),
     "share_of_peak": (_NUMBER, "median over the runs of gflop_per_s over the peak beside the run"),
     "read_gb_per_s": (_NUMBER, "median bandwidth beside the runs"),
     "fma_gflop_per_s": (_NUMBER, "median multiply-add rate beside the runs"),
@@ -65,8 +71,14 @@ CELL_FIELDS: dict[str, Field] = {
     "isa": ((str,), "fastest instruction set that may be used"),
     "kernel": ((str,), "dot kernels of the experts of one run, joined by +"),
     **_TIMES,
-    "error_over_bound": (_NUMBER, "largest error against float64 over its derived bound; at most 1"),
-    "overhead_share": ((int, float, type(None)), "fixed cost of the op over median_s; 1 token only"),
+    "error_over_bound": (
+        _NUMBER,
+        "largest error against float64 over its derived bound; at most 1",
+    ),
+    "overhead_share": (
+        (int, float, type(None)),
+        "fixed cost of the op over median_s; 1 token only",
+    ),
     "pages": ((str,), "`huge` or `small` pages behind the weights"),
     "peer": ((dict, type(None)), "the same runs through a peer, or null"),
 }
@@ -75,7 +87,10 @@ PEER_FIELDS: dict[str, Field] = {
     "name": ((str,), "file in benchmarks/peers"),
     "setting": ((dict,), "version and the setting that was fastest in a trial"),
     **_TIMES,
-    "error_over_bound": (_NUMBER, "error against float64 over the bound of the peer's own arithmetic"),
+    "error_over_bound": (
+        _NUMBER,
+        "error against float64 over the bound of the peer's own arithmetic",
+    ),
     "ratio": (_NUMBER, "peer's median_s over ours"),
 }
 
@@ -91,11 +106,10 @@ E2E_FIELDS: dict[str, Field] = {
     "time_over_bandwidth": (_NUMBER, "median time of a call over (bytes / bandwidth beside it)"),
     "open_s": (_NUMBER, "seconds from the path to a model that can run"),
     "first_pass_s": (_NUMBER, "seconds of the first, untimed prompt: it maps the pages it touches"),
-    "peak_rss_bytes": ((int,), "largest resident memory of the process"),
+    "peak_rss_bytes": ((int,), "largest resident memory before the limits are measured"),
     "mapped_bytes": ((int,), "resident bytes of the checkpoint's files"),
     "kv_bytes": ((int,), "bytes of keys and values in use"),
-    "beyond_bytes": ((int,), "peak_rss_bytes - mapped_bytes - kv_bytes - probe_bytes"),
-    "probe_bytes": ((int,), "bytes of the buffer that measures the bandwidth"),
+    "beyond_bytes": ((int,), "peak_rss_bytes - mapped_bytes - kv_bytes"),
     "peer": ((dict, type(None)), "null: whole models have no peer here"),
 }
 
@@ -189,25 +203,70 @@ def _percent(value: Any) -> str:
 def table_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the printed table."""
     if result["kind"] == "e2e":
-        header = ["phase", "tokens", "threads", "tok/s", "ms", "GB/s", "of bandwidth", "time/limit", "GFLOP/s",
-                  "of peak", "noisy"]
+        header = [
+            "phase",
+            "tokens",
+            "threads",
+            "tok/s",
+            "ms",
+            "GB/s",
+            "of bandwidth",
+            "time/limit",
+            "GFLOP/s",
+            "of peak",
+            "noisy",
+        ]
         return header, [
-            [c["phase"], str(c["tokens"]), str(c["threads"]), f"{c['tokens_per_s']:.2f}",
-             f"{c['median_s'] * 1e3:.2f}", f"{c['gb_per_s']:.1f}", _percent(c["share_of_bandwidth"]),
-             f"{c['time_over_bandwidth']:.3f}", f"{c['gflop_per_s']:.1f}", _percent(c["share_of_peak"]),
-             "yes" if c["noisy"] else ""]
+            [
+                c["phase"],
+                str(c["tokens"]),
+                str(c["threads"]),
+                f"{c['tokens_per_s']:.2f}",
+                f"{c['median_s'] * 1e3:.2f}",
+                f"{c['gb_per_s']:.1f}",
+                _percent(c["share_of_bandwidth"]),
+                f"{c['time_over_bandwidth']:.3f}",
+                f"{c['gflop_per_s']:.1f}",
+                _percent(c["share_of_peak"]),
+                "yes" if c["noisy"] else "",
+            ]
             for c in result["cells"]
         ]
-    header = ["shape", "format", "tokens", "threads", "isa", "ms", "spread", "GB/s", "of bandwidth", "GFLOP/s",
-              "of peak", "overhead", "error/bound", "noisy"]
+    header = [
+        "shape",
+        "format",
+        "tokens",
+        "threads",
+        "isa",
+        "ms",
+        "spread",
+        "GB/s",
+        "of bandwidth",
+        "GFLOP/s",
+        "of peak",
+        "overhead",
+        "error/bound",
+        "noisy",
+    ]
     peers = any(c["peer"] for c in result["cells"])
     rows = []
     for c in result["cells"]:
-        row = [c["shape"], c["format"], str(c["tokens"]), str(c["threads"]), c["isa"],
-               f"{c['median_s'] * 1e3:.3f}", _percent(c["spread"]), f"{c['gb_per_s']:.1f}",
-               _percent(c["share_of_bandwidth"]), f"{c['gflop_per_s']:.1f}",
-               _percent(c["share_of_peak"]), _percent(c["overhead_share"]),
-               f"{c['error_over_bound']:.2g}", "yes" if c["noisy"] else ""]
+        row = [
+            c["shape"],
+            c["format"],
+            str(c["tokens"]),
+            str(c["threads"]),
+            c["isa"],
+            f"{c['median_s'] * 1e3:.3f}",
+            _percent(c["spread"]),
+            f"{c['gb_per_s']:.1f}",
+            _percent(c["share_of_bandwidth"]),
+            f"{c['gflop_per_s']:.1f}",
+            _percent(c["share_of_peak"]),
+            _percent(c["overhead_share"]),
+            f"{c['error_over_bound']:.2g}",
+            "yes" if c["noisy"] else "",
+        ]
         if peers:
             p = c["peer"]
             row.append(f"{p['name']} {p['median_s'] * 1e3:.3f} ms, {p['ratio']:.2f}x" if p else "-")

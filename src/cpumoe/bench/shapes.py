@@ -11,6 +11,7 @@ from cpumoe import Error
 
 _ROUTERS = ("softmax_topk", "topk_softmax", "sigmoid")
 _LAYOUTS = ("rows", "columns")
+_ACTIVATIONS = ("identity", "relu", "silu", "gelu", "gelu_tanh", "swiglu_oai")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Shape:
 
 
 def shape_folder() -> Path:
-    """Folder of the shape files: inside the installed package, else ``benchmarks/`` of the checkout."""
+    """Folder of the shape files, see `data_folder`."""
     return data_folder("shapes")
 
 
@@ -72,8 +73,10 @@ def data_folder(name: str) -> Path:
     for folder in (here / name, here.parents[2] / "benchmarks" / name):
         if folder.is_dir():
             return folder
-    raise Error(f"bench: the folder {name!r} must be installed beside {here}; it is missing. "
-                "Install cpumoe again, or run from a checkout")
+    raise Error(
+        f"bench: the folder {name!r} must be installed beside {here}; it is missing. "
+        "Install cpumoe again, or run from a checkout"
+    )
 
 
 def shape_names() -> list[str]:
@@ -85,8 +88,8 @@ def load_shape(name: str, folder: Path | None = None) -> Shape:
     """Reads one shape.
 
     Args:
-        name: a file's name without ``.txt``; a trailing ``-Ne`` (``deepseek-v3-32e``) cuts that layer
-            to its first N experts.
+        name: a file's name without ``.txt``; a trailing ``-Ne`` (``deepseek-v3-32e``) cuts that
+            layer to N experts. Or the path of a file, ending in ``.txt``.
         folder: where the files are; default `shape_folder()`.
 
     Raises:
@@ -96,6 +99,10 @@ def load_shape(name: str, folder: Path | None = None) -> Shape:
         >>> load_shape("deepseek-v3-32e").experts
         32
     """
+    if name.endswith(".txt"):
+        if not Path(name).is_file():
+            raise Error(f"shape: the file must exist; got {name}. Check the path")
+        return parse_shape(Path(name).stem, Path(name).read_text(encoding="utf-8"))
     folder = folder or shape_folder()
     path = folder / f"{name}.txt"
     cut = re.fullmatch(r"([a-z0-9.-]+)-(\d+)e", name)
@@ -104,12 +111,16 @@ def load_shape(name: str, folder: Path | None = None) -> Shape:
     if cut and (folder / f"{cut[1]}.txt").is_file():
         whole = load_shape(cut[1], folder)
         if not whole.top_k <= int(cut[2]) <= whole.experts:
-            raise Error(f"shape {name}: the number of experts must be in {whole.top_k}.."
-                        f"{whole.experts}; got {cut[2]}. Choose one of these")
+            raise Error(
+                f"shape {name}: the number of experts must be in {whole.top_k}.."
+                f"{whole.experts}; got {cut[2]}. Choose one of these"
+            )
         return check_shape(replace(whole, name=name, experts=int(cut[2])))
     known = ", ".join(sorted(p.stem for p in folder.glob("*.txt")))
-    raise Error(f"shape: the name must be one of {known}; got {name!r}. A trailing -Ne cuts a layer "
-                "to N experts (deepseek-v3-32e)")
+    raise Error(
+        f"shape: the name must be one of {known}; got {name!r}. A trailing -Ne cuts a layer "
+        "to N experts (deepseek-v3-32e); a path ending in .txt names a file of your own"
+    )
 
 
 def _flag(text: str) -> bool:
@@ -119,7 +130,11 @@ def _flag(text: str) -> bool:
 
 
 _READERS: dict[str, Callable[[str], object]] = {
-    "int": int, "float": float, "float | None": float, "bool": _flag, "str": str,
+    "int": int,
+    "float": float,
+    "float | None": float,
+    "bool": _flag,
+    "str": str,
 }
 
 
@@ -138,17 +153,23 @@ def parse_shape(name: str, text: str) -> Shape:
         key, equals, value = (part.strip() for part in line.partition("="))
         where = f"shape {name}, line {number}"
         if not equals or key not in kinds or key in values:
-            raise Error(f"{where}: must be KEY = VALUE with each key once and out of "
-                        f"{', '.join(kinds)}; got {line!r}. Correct the line")
+            raise Error(
+                f"{where}: must be KEY = VALUE with each key once and out of "
+                f"{', '.join(kinds)}; got {line!r}. Correct the line"
+            )
         try:
             values[key] = _READERS[kinds[key]](value)
         except ValueError:
-            raise Error(f"{where}: {key} must be of type {kinds[key].replace('bool', 'yes or no')}; "
-                        f"got {value!r}. Correct the line") from None
+            raise Error(
+                f"{where}: {key} must be of type {kinds[key].replace('bool', 'yes or no')}; "
+                f"got {value!r}. Correct the line"
+            ) from None
     missing = [key for key in ("hidden", "inter", "experts", "top_k") if key not in values]
     if missing:
-        raise Error(f"shape {name}: must name hidden, inter, experts and top_k; got no "
-                    f"{', '.join(missing)}. Add them")
+        raise Error(
+            f"shape {name}: must name hidden, inter, experts and top_k; got no "
+            f"{', '.join(missing)}. Add them"
+        )
     return check_shape(Shape(name, **values))  # type: ignore[arg-type]
 
 
@@ -160,10 +181,16 @@ def check_shape(shape: Shape) -> Shape:
         (1 <= s.top_k <= s.experts, "top_k must be in 1..experts"),
         (s.router in _ROUTERS, f"router must be one of {', '.join(_ROUTERS)}"),
         (s.layout in _LAYOUTS, f"layout must be one of {', '.join(_LAYOUTS)}"),
+        (
+            s.activation in _ACTIVATIONS,
+            f"activation must be one of {', '.join(_ACTIVATIONS)}",
+        ),
         (s.groups >= 1 and s.experts % s.groups == 0, "groups must divide experts"),
         (1 <= s.top_groups <= s.groups, "top_groups must be in 1..groups"),
-        (s.experts // max(s.groups, 1) * s.top_groups >= s.top_k,
-         "the chosen groups must hold top_k experts"),
+        (
+            s.experts // max(s.groups, 1) * s.top_groups >= s.top_k,
+            "the chosen groups must hold top_k experts",
+        ),
     ]
     for holds, rule in rules:
         if not holds:

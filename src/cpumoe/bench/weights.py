@@ -55,28 +55,36 @@ def available_memory() -> int:
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise Error("bench: /proc/meminfo must name MemAvailable; it does not. Linux 3.14 or newer is needed")
+    raise Error(
+        "bench: /proc/meminfo must name MemAvailable; it does not. Linux 3.14 or newer is needed"
+    )
 
 
 def require_memory(shape: Shape, need: int) -> None:
     """Raises Error when `need` bytes are more than nine tenths of the available memory."""
     free = available_memory()
     if need > 0.9 * free:
-        raise Error(f"bench: {shape.name} must fit into memory with a tenth to spare; it needs "
-                    f"{need / 1e9:.1f} GB and {free / 1e9:.1f} GB are available. Cut the experts "
-                    f"(--shape {shape.name}-32e) or choose a smaller format")
+        raise Error(
+            f"bench: {shape.name} must fit into memory with a tenth to spare; it needs "
+            f"{need / 1e9:.1f} GB and {free / 1e9:.1f} GB are available. Cut the experts "
+            f"(--shape {shape.name}-32e) or choose a smaller format"
+        )
 
 
 def allocate(count: int, dtype: np.dtype[np.generic], huge_pages: bool) -> Array:
     """A page-aligned array of `count` elements in anonymous memory, with or without huge pages."""
-    memory = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(
+        -1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
     # madvise fails where the kernel has no transparent huge pages: then all pages are small anyway.
     try:
         memory.madvise(mmap.MADV_HUGEPAGE if huge_pages else mmap.MADV_NOHUGEPAGE)
     except OSError:
         if huge_pages:
-            raise Error("bench: the kernel must offer transparent huge pages; it refused them. "
-                        "Use --pages small") from None
+            raise Error(
+                "bench: the kernel must offer transparent huge pages; it refused them. "
+                "Use --pages small"
+            ) from None
     return np.frombuffer(memory, dtype=dtype, count=count)
 
 
@@ -124,10 +132,10 @@ def make_weights(
         arrays[name] = flat.reshape(size)
     experts = cpumoe.Experts(
         **arrays,
-        activation=shape.activation,
+        activation=shape.activation,  # type: ignore[arg-type]
         alpha=shape.alpha,
         limit=shape.limit,
-        layout=shape.layout,
+        layout=shape.layout,  # type: ignore[arg-type]
         interleaved=shape.interleaved,
     )
     return Weights(shape, format, arrays, experts, total // shape.experts)

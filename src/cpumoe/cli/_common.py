@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,9 +44,10 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def wants_color() -> bool:
-    """Whether standard error is a terminal."""
-    return sys.stderr.isatty()
+def write(text: str) -> None:
+    """Generated text on standard output, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 @contextmanager
@@ -125,51 +125,24 @@ def read_weights(model: Model) -> None:
             report(done, total)
 
 
-class BandwidthProbe:
-    """Measures the read bandwidth beside the generation's end, for the closing figures."""
+def measure_read_bandwidth(threads: int) -> float:
+    """10^9 bytes per second that this machine's memory delivers now, measured briefly."""
+    from cpumoe import _core
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-
-    def read_gb_per_s(self) -> float:
-        """10^9 bytes per second that this machine's memory delivers now."""
-        from cpumoe import _core
-
-        return float(_core.Probe(self._threads).read_gb_per_s(_PROBE_S))
+    return float(_core.Probe(threads).read_gb_per_s(_PROBE_S))
 
 
-def describe_stats(stats: Stats, read_gb_per_s: float | None) -> str:
+def describe_stats(stats: Stats, read_gb_per_s: float) -> str:
     """The closing line: prompt and decode speed, weights streamed, share of the bandwidth."""
-    prompt = f"prompt {stats.prompt_tokens} tokens"
-    if stats.cached_tokens:
-        prompt += f" (+{stats.cached_tokens} cached)"
-    parts = [f"{prompt}, {stats.prompt_per_second:.1f} tokens/s"]
-    if stats.decode_tokens:
-        rate = stats.weight_gb_per_second
-        weights = f"weights {rate:.2f} GB/s"
-        if read_gb_per_s:
-            weights += (
-                f" = {100 * rate / read_gb_per_s:.0f} % of this machine's "
-                f"{read_gb_per_s:.1f} GB/s read bandwidth"
-            )
-        parts += [
-            f"decode {stats.decode_tokens} tokens, {stats.decode_per_second:.1f} tokens/s",
-            weights,
-        ]
-    return "; ".join(parts)
-
-
-class Interruptible:
-    """Says what Ctrl-C is waiting for when a native call runs on for a while."""
-
-    def __init__(self, text: str) -> None:
-        self._timer = threading.Timer(1.0, note, [text])
-
-    def __enter__(self) -> Interruptible:
-        """Start the clock."""
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop it."""
-        self._timer.cancel()
+    cached = f" (+{stats.cached_tokens} cached)" if stats.cached_tokens else ""
+    prompt = f"prompt {stats.prompt_tokens} tokens{cached}"
+    text = f"{prompt}, {stats.prompt_per_second:.1f} tokens/s"
+    if not stats.decode_tokens:
+        return text
+    rate, limit = stats.weight_gb_per_second, read_gb_per_s
+    source = "" if rate < limit else ", from its caches"
+    return (
+        f"{text}; decode {stats.decode_tokens} tokens, {stats.decode_per_second:.1f} tokens/s; "
+        f"weights {rate:.2f} GB/s = {100 * rate / limit:.0f} % of this machine's "
+        f"{limit:.1f} GB/s read bandwidth{source}"
+    )

@@ -6,14 +6,9 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cpumoe.bench.measure import Limits
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +19,9 @@ Threads = Annotated[
     str, typer.Option(help="Worker threads, as 1,2. Default: physical cores that may be used.")
 ]
 Isa = Annotated[str, typer.Option(help="Highest instruction set to use, such as scalar or avx2.")]
-Json = Annotated[str, typer.Option("--json", help="Write the result to FILE; - is standard output.")]
+Json = Annotated[
+    str, typer.Option("--json", help="Write the result to FILE; - is standard output.")
+]
 Tries = Annotated[int, typer.Option(min=1, help="Measurements of a cell whose limits disagree.")]
 
 
@@ -37,8 +34,10 @@ def numbers(text: str, option: str) -> list[int]:
     except ValueError:
         values = []
     if not values or min(values) < 1:
-        raise Error(f"bench: {option} must be positive integers joined by commas; got {text!r}. "
-                    f"Write for example {option} 1,4")
+        raise Error(
+            f"bench: {option} must be positive integers joined by commas; got {text!r}. "
+            f"Write for example {option} 1,4"
+        )
     return values
 
 
@@ -96,20 +95,27 @@ def finish(kind: str, cells: list[dict[str, Any]], json: str) -> None:
         highlight=False,
     )
     if any(cell["noisy"] for cell in cells):
-        console.print("noisy: the limits around these runs differ by over 10 %; other programs are at work",
-                      highlight=False)
+        console.print(
+            "noisy: the limits around these runs differ by over 10 %; other programs are at work",
+            highlight=False,
+        )
 
 
 @app.command()
 def layer(
     shape: Annotated[
-        str, typer.Option(help="Files of benchmarks/shapes, joined by commas; NAME-32e cuts to 32 experts.")
+        str,
+        typer.Option(
+            help="Files of benchmarks/shapes, joined by commas; NAME-32e cuts to 32 experts."
+        ),
     ] = "qwen3-30b-a3b",
     format: Annotated[str, typer.Option(help="Weight formats: bf16, fp16, fp32.")] = "bf16",
     tokens: Annotated[str, typer.Option(help="Tokens of one call, joined by commas.")] = "1,4,256",
     threads: Threads = "",
     isa: Isa = "",
-    peer: Annotated[str, typer.Option(help="Measure this peer between our runs: transformers.")] = "",
+    peer: Annotated[
+        str, typer.Option(help="Measure this peer between our runs: transformers.")
+    ] = "",
     json: Json = "",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time the runs of one cell fill.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Fewest runs of a cell.")] = 5,
@@ -118,8 +124,9 @@ def layer(
 ) -> None:
     """One layer of experts, from router logits to hidden states, weights from memory.
 
-    Every run has fresh inputs and routing and stands between two measurements of the read bandwidth (which
-    empties the caches) and of the multiply-add peak. The output is compared with float64 first.
+    Every run has fresh inputs and routing and stands between two measurements of the read bandwidth
+    (which empties the caches) and of the multiply-add peak. The output is compared with float64
+    first.
     """
     force_isa(isa)
     from cpumoe import Error
@@ -127,11 +134,13 @@ def layer(
     from cpumoe.bench.limits import probe
     from cpumoe.bench.peers import load_peer
     from cpumoe.bench.shapes import load_shape
+    from cpumoe.cli._common import progress
 
     if pages not in ("huge", "small"):
         raise Error(f"bench: --pages must be huge or small; got {pages!r}. Choose one of these")
-    options = Options(numbers(tokens, "--tokens"), thread_counts(threads), seconds, rounds, tries,
-                      pages == "huge")
+    options = Options(
+        numbers(tokens, "--tokens"), thread_counts(threads), seconds, rounds, tries, pages == "huge"
+    )
     shapes = [load_shape(name) for name in names(shape)]
     cells = run_layers(
         shapes,
@@ -139,7 +148,7 @@ def layer(
         options,
         probe,
         peer=load_peer(peer) if peer else None,
-        progress=progress_bar,
+        progress=progress,
         report=report,
     )
     finish("layer", cells, json)
@@ -176,34 +185,3 @@ def report(cell: dict[str, Any]) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def progress_bar(title: str) -> Callable[[int, int], None]:
-    """A progress callback that draws a bar with bytes and time left once two seconds have passed."""
-    import time
-
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-        TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-    )
-    start = time.monotonic()
-    task = bar.add_task(title, total=None)
-
-    def advance(done: int, total: int) -> None:
-        if time.monotonic() - start > 2 and not bar.live.is_started and done < total:
-            bar.start()
-        bar.update(task, completed=done, total=total)
-        if done >= total:
-            bar.stop()
-
-    return advance

@@ -18,7 +18,7 @@ def doctor(
         bool, typer.Option(help="Measure the read bandwidth and the multiply-add peak.")
     ] = True,
 ) -> None:
-    """Show what this machine is, which kernels are chosen and why, its limits, and what to change."""
+    """Show what this machine is, which kernels are chosen and why, and what to change."""
     from cpumoe.bench.diagnosis import diagnose
     from cpumoe.bench.result import write_json
 
@@ -72,14 +72,23 @@ def machine_lines(machine: dict[str, Any], system: dict[str, Any]) -> list[tuple
     load = system["load_average"]
     return [
         ("CPU", machine["cpu_name"] + (" (virtual machine)" if system["virtual"] else "")),
-        ("cores", f"{len(machine['cores'])} that may be used, on {machine['nodes']} NUMA node(s); "
-                  f"{len(machine['affinity'])} of {machine['online']} logical CPUs in the affinity mask; "
-                  f"quota {f'{quota:g} CPUs' if quota else 'none'}"),
+        (
+            "cores",
+            f"{len(machine['cores'])} that may be used, on {machine['nodes']} NUMA node(s); "
+            f"{len(machine['affinity'])} of {machine['online']} logical CPUs in the affinity mask; "
+            f"quota {f'{quota:g} CPUs' if quota else 'none'}",
+        ),
         ("threads", str(machine["threads"])),
-        ("caches", f"L1d {_size(machine['l1d'])} and L2 {_size(machine['l2'])} a core, "
-                   f"L3 {_size(machine['l3'])} a group"),
-        ("memory", f"{_size(machine['memory'])}, {_size(machine['memory_available'])} available; "
-                   f"limit {_size(limit) if limit else 'none'}"),
+        (
+            "caches",
+            f"L1d {_size(machine['l1d'])} and L2 {_size(machine['l2'])} a core, "
+            f"L3 {_size(machine['l3'])} a group",
+        ),
+        (
+            "memory",
+            f"{_size(machine['memory'])}, {_size(machine['memory_available'])} available; "
+            f"limit {_size(limit) if limit else 'none'}",
+        ),
         ("instruction sets", f"{', '.join(machine['isa'])} ({machine['isa_reason']})"),
         ("hyper-threading", _said(system["smt"])),
         ("turbo", _said(system["turbo"])),
@@ -94,8 +103,12 @@ def limit_lines(limits: list[dict[str, Any]] | None) -> list[tuple[str, str]]:
     if limits is None:
         return [("", "not measured (leave out --no-measure)")]
     return [
-        (f"{one['threads']} thread(s)", f"{one['read_gb_per_s']:.1f} GB/s read, "
-         f"{one['fma_gflop_per_s']:.0f} GFLOP/s fp32 multiply-add; passes differ by {one['disagreement']:.0%}")
+        (
+            f"{one['threads']} thread(s)",
+            f"{one['read_gb_per_s']:.1f} GB/s read, "
+            f"{one['fma_gflop_per_s']:.0f} GFLOP/s fp32 multiply-add; "
+            f"passes differ by {one['disagreement']:.0%}",
+        )
         for one in limits
     ]
 
@@ -108,6 +121,8 @@ def kernel_lines(kernels: dict[str, Any]) -> list[tuple[str, str]]:
         tokens = f"{row['tokens_min']} or more" if top is None else f"{row['tokens_min']}-{top}"
         text = row["kernel"] or "none"
         if row["refused"]:
-            text += "; refused: " + ", ".join(f"{r['kernel']} ({r['reason']})" for r in row["refused"])
+            text += "; refused: " + ", ".join(
+                f"{r['kernel']} ({r['reason']})" for r in row["refused"]
+            )
         lines.append((f"dot {row['format']} {row['layout']}, {tokens} tokens an expert", text))
     return lines + [(room, name or "none") for room, name in sorted(kernels["other"].items())]

@@ -1,0 +1,81 @@
+#include "base/error.h"
+#include "moe/checks.h"
+#include "moe/workspace.h"
+
+namespace cpumoe {
+namespace {
+
+void check(std::span<const LinearOp> ops, const MatrixView& x) {
+  const char* where = "linear";
+  require(x.rows >= 0 && x.rows < kMaxDim && x.cols >= 1 && x.cols < kMaxDim, where,
+          "x must be [tokens, inputs]; got [", x.rows, ", ", x.cols, "]");
+  require(x.rows == 0 || (x.data != nullptr && x.stride >= x.cols && x.stride <= kMaxElements / x.rows),
+          where, "x must have data and a stride of at least ", x.cols, "; got a stride of ", x.stride);
+  for (const LinearOp& op : ops) {
+    require(op.w != nullptr, where, "every product must have a weight; got null");
+    require(op.w->n >= 1 && op.w->n < kMaxDim, where, "a weight must have features; got ", op.w->n);
+    check_weight(*op.w, op.w->n, x.cols, "weight", where);
+    check_vector(op.bias, op.w->n, "bias", where);
+    require(x.rows == 0 || op.out != nullptr, where, "out must not be null");
+    require(op.out_stride >= op.w->n && op.out_stride <= kMaxElements / max64(1, x.rows), where,
+            "out must have a stride of at least ", op.w->n, "; got ", op.out_stride);
+  }
+}
+
+// Packs x once for each activation layout that the kernels want; operand[i] is product i's.
+void pack_operands(Workspace::Impl& ws, const MatrixView& x, Executor& executor) {
+  std::vector<PackJob>& jobs = ws.packs;
+  jobs.clear();
+  size_t bytes = 0;
+  const auto add = [&](const DotKernel* k) {
+    for (const PackJob& j : jobs) {
+      if (same_operand(*j.kernel, *k)) return;
+    }
+    jobs.push_back({k, {x, nullptr, 0, x.rows, x.rows, nullptr}, bytes});
+    bytes += aligned(k->act_bytes(x.rows, x.cols));
+  };
+  for (const Product& p : ws.products) add(p.kernel);
+  char* base = static_cast<char*>(ws.packed.reserve(bytes));
+  for (PackJob& j : jobs) j.args.dst = base + j.offset;
+  run_packs(jobs, ws.tasks, executor);
+}
+
+const void* operand(const Workspace::Impl& ws, const DotKernel& k) {
+  for (const PackJob& j : ws.packs) {
+    if (same_operand(*j.kernel, k)) return j.args.dst;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void linear(std::span<const LinearOp> ops, MatrixView x, ActClass act_class, IsaSet isa,
+            Workspace& workspace, Executor& executor) {
+  check(ops, x);
+  if (x.rows == 0 || ops.empty()) return;
+  Workspace::Impl& ws = *workspace.impl;
+  ws.products.clear();
+  for (const LinearOp& op : ops) {
+    const Code code = op.w->format->code;
+    const DotKernel* k = ws.kernels.dot({code, op.w->layout, act_class, x.rows}, isa, "linear");
+    ws.products.push_back(
+        {k, op.w->n, x.cols, x.rows, 1, weight_bytes(*op.w) / op.w->n, {0, 0}});
+  }
+  pack_operands(ws, x, executor);
+  ws.tasks.clear();
+  make_tasks(ws.tasks, ws.products, executor.threads());
+  const Arena arena = make_arena(ws.workers, ws.products, false, executor.threads());
+  executor.parallel(int64_t(ws.tasks.size()), [&](int64_t i, int worker) {
+    const Task& t = ws.tasks[size_t(i)];
+    const LinearOp& op = ops[size_t(t.item)];
+    const DotKernel& k = *ws.products[size_t(t.item)].kernel;
+    const TileShape shape = tile_shape(k, t.n1 - t.n0, t.m1 - t.m0);
+    k.run({op.w, t.n0, t.n1, operand(ws, k), x.rows, t.m0, t.m1, arena.tile(worker), shape.stride,
+           arena.kernel_scratch(worker)});
+    k.store_out({arena.tile(worker), shape.stride, t.n0, t.n1, t.m0, t.m1,
+                 vector_values(op.bias, t.n0, 1, t.n1 - t.n0, arena.bias_values(worker)), nullptr,
+                 nullptr, op.out, op.out_stride, false});
+  });
+}
+
+}  // namespace cpumoe

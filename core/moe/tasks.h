@@ -1,0 +1,48 @@
+// How an operator is cut into tasks: slices of features, sized by the bytes of weights they read, times
+// slices of tokens. Pure functions of shapes, kernels and the number of workers.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "kernels/dot/dot.h"
+
+namespace cpumoe {
+
+struct SliceSize {
+  int64_t features, tokens;
+};
+
+// One product (or the pair gate and up) of one expert with its tokens.
+struct Product {
+  const DotKernel* kernel;
+  int64_t features;          // of one matrix; interleaved: pairs of features
+  int64_t inputs;
+  int64_t tokens;
+  int64_t rows_per_feature;  // matrix rows behind one feature: 2 for gate and up, else 1
+  int64_t feature_bytes;     // of weights behind one feature
+  SliceSize slice = {0, 0};  // set by make_tasks
+};
+
+// Feature slice [n0, n1) and token slice [m0, m1) of product `item`.
+struct Task {
+  int32_t item;
+  int32_t n0, n1, m0, m1;
+};
+
+// Features: what the kernel prefers, else 256 KiB of weights; fewer when the product would not give
+// `wanted` tasks, but at least a block and some 32 KiB. Tokens: as many as keep the tile in L2. Both are
+// then made even over the product.
+SliceSize slice_size(const Product& p, int64_t wanted);
+
+// Appends the tasks of the products, in order: of one product the features rise, and the token
+// slices of one feature slice follow each other, so that its weights are still in cache.
+void make_tasks(std::vector<Task>& tasks, std::vector<Product>& products, int workers);
+
+// Tile of a product's slice: elements between lines, and lines.
+struct TileShape {
+  int64_t stride, lines;
+  int64_t floats() const { return stride * lines; }
+};
+TileShape tile_shape(const DotKernel& k, int64_t n, int64_t m);
+
+}  // namespace cpumoe

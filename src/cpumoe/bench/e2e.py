@@ -1,0 +1,187 @@
+"""``cpumoe bench e2e``: a whole model from a checkpoint directory, prompt and decode."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cpumoe
+from cpumoe.bench.formats import Array
+from cpumoe.bench.layer import times
+from cpumoe.bench.measure import Limits, Run, measure
+from cpumoe.bench.weights import available_memory
+
+_WARM_PROMPT = 512
+"""Tokens of the first, untimed prompt."""
+
+
+@dataclass
+class Memory:
+    """Resident memory of this process in bytes, from /proc/self.
+
+    Args:
+        peak: the most there ever was.
+        mapped: what the checkpoint's files hold of it now.
+    """
+
+    peak: int
+    mapped: int
+
+
+def memory(folder: Path) -> Memory:
+    """Resident memory, split by whether a file below `folder` is behind it."""
+    peak = 0
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            peak = int(line.split()[1]) * 1024
+    root, mapped, inside = str(folder.resolve()) + "/", 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if line.startswith("Rss:"):
+            mapped += int(line.split()[1]) * 1024 if inside else 0
+        elif "-" in line.split(" ", 1)[0]:  # the first line of a mapping: address range ... path
+            inside = root in line
+    return Memory(peak, mapped)
+
+
+def active_elements(spec: Any) -> tuple[int, int]:
+    """Weight elements that one token is multiplied with: (in all layers, in the output matrix)."""
+
+    def size(*weights: Any) -> int:
+        present = [w.w if hasattr(w, "w") else w for w in weights if w is not None]
+        return sum(math.prod(w.shape) for w in present)
+
+    total = 0
+    for layer in spec.layers:
+        a, f = layer.attn, layer.ffn
+        total += size(a.q, a.k, a.v, a.o, f.gate, f.up, f.down, f.router_w)
+        total += size(f.shared_gate, f.shared_up, f.shared_down, f.shared_score)
+        if f.router is not None:
+            expert = size(f.expert_gate[0], f.expert_up[0], f.expert_down[0])
+            total += f.router.top_k * expert
+    return total, size(spec.head)
+
+
+class Text:
+    """One sequence that grows by greedy decoding, timed call by call."""
+
+    def __init__(self, model: cpumoe.Model) -> None:
+        """An empty sequence of `model`."""
+        self.model = model
+        self.in_layers, self.in_head = active_elements(model.spec)
+        self.session = model.session()
+        self.logits: Array | None = None
+
+    def feed(self, ids: Array) -> Run:
+        """Appends `ids` [T] int32 in one native call and keeps the logits of the last one."""
+        start = time.perf_counter()
+        self.logits = self.model.decoder.forward([(self.session.cache, ids)])
+        choice = int(np.argmax(self.logits[0]))
+        seconds = time.perf_counter() - start
+        self.next = np.array([choice], np.int32)
+        flops = 2 * (len(ids) * self.in_layers + self.in_head)
+        return Run(seconds, int(self.model.decoder.last_weight_bytes), flops)
+
+    def step(self) -> Run:
+        """Decodes one token."""
+        return self.feed(self.next)
+
+
+def run_model(
+    path: Path,
+    make_limits: Callable[[cpumoe.Executor], Limits],
+    *,
+    prompt: int,
+    new: int,
+    threads: int | None,
+    tries: int,
+) -> list[dict[str, Any]]:
+    """Opens the checkpoint at `path`, measures prompts and decoding and returns the two cells.
+
+    A first prompt and a few tokens run untimed and map the pages they touch. Memory is read after
+    them, before the bandwidth probe allocates its buffer; then the rest of the weights is mapped.
+
+    Args:
+        prompt: tokens of a prompt; new: tokens to decode after one.
+        threads: None for this machine's default.
+        tries: how often a phase is measured whose limits disagree.
+    """
+    start = time.perf_counter()
+    model = cpumoe.load(path, threads=threads)
+    opened = time.perf_counter() - start
+    rng = np.random.default_rng(0)
+
+    def random_ids(count: int) -> Array:
+        return rng.integers(0, model.spec.vocab, count).astype(np.int32)
+
+    warm = Text(model)
+    first = warm.feed(random_ids(min(_WARM_PROMPT, model.context - 4)))
+    for _ in range(3):
+        warm.step()
+    held = memory(model.path)
+    kv = warm.session.cache.length * warm.session.cache.bytes_per_token
+    del warm
+    if sum(file.size for file in model.checkpoint.files) < available_memory():
+        for _ in model.checkpoint.touch():  # what is timed is a model that is in memory
+            pass
+
+    limits = make_limits(model.executor)
+    facts = {
+        "model": model.path.resolve().name,
+        "threads": model.executor.threads,
+        "isa": cpumoe.machine().isa[-1],
+        "open_s": opened,
+        "first_pass_s": first.seconds,
+        "peak_rss_bytes": held.peak,
+        "mapped_bytes": held.mapped,
+        "kv_bytes": kv,
+        "beyond_bytes": held.peak - held.mapped - kv,
+        "peer": None,
+    }
+    (prompts,) = measure(
+        [lambda: Text(model).feed(random_ids(prompt))],
+        limits,
+        seconds=1.0,
+        min_rounds=3,
+        tries=tries,
+    )
+
+    def decoder() -> Iterator[Run]:
+        while True:  # a new attempt starts a new text
+            text = Text(model)
+            text.feed(random_ids(prompt))
+            for _ in range(new):
+                yield text.step()
+
+    steps = decoder()
+    (decoded,) = measure(
+        [lambda: next(steps)], limits, seconds=0, min_rounds=new, max_rounds=new, tries=tries
+    )
+    cells = []
+    for phase, series, tokens, context in (
+        ("prompt", prompts, prompt, 0),
+        ("decode", decoded, 1, prompt),
+    ):
+        over = statistics.median(
+            run.seconds / (run.bytes / statistics.mean(pair) / 1e9)
+            for run, pair in zip(series.runs, series.read, strict=True)
+        )
+        own = times(series)
+        cells.append(
+            {
+                "phase": phase,
+                "tokens": tokens,
+                "context": context,
+                **facts,
+                **own,
+                "tokens_per_s": tokens / own["median_s"],
+                "time_over_bandwidth": over,
+            }
+        )
+    return cells

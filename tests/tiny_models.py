@@ -1,0 +1,122 @@
+"""Tiny random models of every family, saved by Transformers, and its float32 eager as reference."""
+
+import functools
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+transformers.logging.set_verbosity_error()
+
+COMMON = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 3,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+QWEN = {"num_experts": 7, "moe_intermediate_size": 20, "intermediate_size": 40}
+MIXTRAL = {"num_local_experts": 5, "intermediate_size": 28}
+OLMOE = {"num_experts": 7, "intermediate_size": 20}
+YARN = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0}
+
+# name -> (model_type, config). Each variant turns on what its family's published configs may.
+VARIANTS: dict[str, tuple[str, dict]] = {
+    "mixtral": ("mixtral", MIXTRAL),
+    "mixtral-window": ("mixtral", MIXTRAL | {"sliding_window": 5, "tie_word_embeddings": True}),
+    "mixtral-yarn": (
+        "mixtral",
+        MIXTRAL
+        | {"head_dim": 8, "rope_parameters": YARN | {"original_max_position_embeddings": 64}},
+    ),
+    "qwen2_moe": ("qwen2_moe", QWEN | {"shared_expert_intermediate_size": 36}),
+    "qwen2_moe-mixed": (
+        "qwen2_moe",
+        QWEN
+        | {"shared_expert_intermediate_size": 36, "norm_topk_prob": True, "qkv_bias": False}
+        | {"mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 6},
+    ),
+    "qwen3_moe": ("qwen3_moe", QWEN | {"norm_topk_prob": True, "head_dim": 16}),
+    "qwen3_moe-mixed": (
+        "qwen3_moe",
+        QWEN
+        | {"attention_bias": True, "decoder_sparse_step": 2, "head_dim": 8, "hidden_act": "gelu"}
+        | {"use_sliding_window": True, "sliding_window": 7},
+    ),
+    "qwen3_moe-linear": (
+        "qwen3_moe",
+        QWEN
+        | {"head_dim": 8, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+    ),
+    "olmoe": ("olmoe", OLMOE),
+    "olmoe-clip": (
+        "olmoe",
+        OLMOE
+        | {"clip_qkv": 0.5, "norm_topk_prob": True, "attention_bias": True}
+        | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, **LLAMA3}
+           | {"original_max_position_embeddings": 32}},
+    ),
+}
+FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A saved checkpoint and the Transformers model that reads it back."""
+
+    path: Path
+    hf: transformers.PreTrainedModel
+
+    def logits(self, ids) -> np.ndarray:
+        """fp32 [tokens, vocab] of Transformers' eager code."""
+        with torch.no_grad():
+            return self.hf(torch.tensor([list(ids)])).logits[0].float().numpy()
+
+
+@functools.cache
+def _root() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="cpumoe-tiny-")
+
+
+@functools.cache
+def tiny(variant: str, *, published: bool = True, dtype: str = "float32", shards: int = 1) -> Tiny:
+    """The variant with random weights. published: one tensor per expert, else fused 3-D tensors."""
+    model_type, config = VARIANTS[variant]
+    torch.manual_seed(17)
+    made = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(model_type, **(COMMON | config))
+    )
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            p.normal_(1.0 if "norm" in name else 0.0, 0.15)
+    path = Path(_root().name) / f"{variant}-{published}-{dtype}-{shards}"
+    made = made.to(getattr(torch, dtype))
+    size = sum(p.numel() * p.element_size() for p in made.parameters())
+    made.save_pretrained(
+        path, save_original_format=published, max_shard_size=f"{size // shards // 1000 + 1}KB"
+    )
+    hf = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    return Tiny(path, hf.eval())
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random token ids."""
+    return np.random.default_rng(seed).integers(0, COMMON["vocab_size"], length).tolist()
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
+    """max |got - want| / max |want|."""
+    assert got.shape == want.shape
+    return float(np.abs(got - want).max() / np.abs(want).max())
