@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "arrays.h"
 #include "base/error.h"
 #include "bindings.h"
 #include "decoder/decoder.h"
@@ -20,13 +21,29 @@ using namespace nb::literals;
 namespace cpumoe_py {
 namespace {
 
-using cpumoe::concat;
 using cpumoe::require;
 using cpumoe::VectorView;
 using cpumoe::WeightView;
 
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// Attribute `name` of a part of the spec, as a C++ value.
+template <class T>
+T get(nb::handle object, const char* name) {
+  T value{};
+  require(nb::try_cast<T>(object.attr(name), value), "ModelSpec", name,
+          " must have the type that cpumoe.models.spec declares; got ",
+          nb::cast<std::string>(nb::str(nb::type_name(object.attr(name).type()))),
+          ". Build the spec with cpumoe.models");
+  return value;
+}
+
+// A contiguous array of one dimension and the given element type.
+Array take_line(nb::handle source, const char* where, const std::string& name, const char* dtype) {
+  Array a = take_array(source, where, name);
+  require(a.dtype == dtype && a.ndim() == 1 && (a.shape[0] <= 1 || a.strides[0] == 1), where, name,
+          " must be a contiguous ", dtype, " array of one dimension; got ", a.describe(),
+          ". Convert it with numpy.ascontiguousarray");
+  return a;
+}
 
 // A checkpoint.TensorRef. The view stays good while the TensorRef's array lives: the spec holds it.
 struct Tensor {
@@ -36,16 +53,15 @@ struct Tensor {
 };
 
 Tensor take_tensor(nb::handle ref, size_t rank) {
-  const std::string name = nb::cast<std::string>(ref.attr("name"));
-  const std::string format = nb::cast<std::string>(ref.attr("format"));
+  const std::string name = get<std::string>(ref, "name"), format = get<std::string>(ref, "format");
   Tensor t;
   t.format = cpumoe::find_format(format);
   require(t.format != nullptr, name.c_str(), "format must be a row of formats.inc; got ", format,
           ". Convert the tensor to fp32, fp16 or bf16");
-  t.shape = nb::cast<std::vector<int64_t>>(ref.attr("shape"));
+  t.shape = get<std::vector<int64_t>>(ref, "shape");
   require(t.shape.size() == rank, name.c_str(), "must have ", rank, " dimensions; got ",
           t.shape.size(), ". Check the checkpoint");
-  const Bytes bytes = nb::cast<Bytes>(ref.attr("data"));
+  const Array bytes = take_line(ref.attr("data"), name.c_str(), "data", "uint8");
   int64_t elements = 1;
   for (int64_t s : t.shape) {
     require(s >= 1 && s < (int64_t(1) << 40) && elements < (int64_t(1) << 50) / s, name.c_str(),
@@ -54,9 +70,9 @@ Tensor take_tensor(nb::handle ref, size_t rank) {
     elements *= s;
   }
   const int64_t need = elements * int64_t(cpumoe::code_bits(t.format->code)) / 8;
-  require(int64_t(bytes.shape(0)) == need, name.c_str(), "shape and format take ", need,
-          " bytes; got ", bytes.shape(0), ". Check the checkpoint");
-  t.data = bytes.data();
+  require(bytes.shape[0] == need, name.c_str(), "shape and format take ", need, " bytes; got ",
+          bytes.shape[0], ". Check the checkpoint");
+  t.data = bytes.data;
   return t;
 }
 
@@ -81,14 +97,13 @@ cpumoe::Linear take_linear(nb::handle linear) {
   return {take_weight(linear.attr("w")), take_vector(linear.attr("bias"))};
 }
 
-std::vector<WeightView> take_weights(nb::handle refs) {
+std::vector<WeightView> take_weights(nb::object refs) {
   std::vector<WeightView> views;
-  for (nb::handle ref : nb::cast<nb::sequence>(refs)) views.push_back(take_weight(ref));
+  for (nb::handle ref : refs) views.push_back(take_weight(ref));
   return views;
 }
 
-cpumoe::Activation take_activation(nb::handle name) {
-  const std::string text = nb::cast<std::string>(name);
+cpumoe::Activation take_activation(const std::string& text) {
   cpumoe::Activation act;
   require(cpumoe::find_act(text.c_str(), &act.kind), "ffn",
           "activation must be one that act.h lists; got ", text, ". Check hidden_act in the config");
@@ -108,11 +123,6 @@ cpumoe::RouterKind take_router_kind(const std::string& kind) {
   require(kind == "sigmoid", "router", "kind must be softmax_topk, topk_softmax or sigmoid; got ",
           kind);
   return cpumoe::RouterKind::sigmoid;
-}
-
-template <class T>
-T get(nb::handle object, const char* name) {
-  return nb::cast<T>(object.attr(name));
 }
 
 cpumoe::AttentionSpec take_attention(nb::handle a) {
@@ -138,7 +148,7 @@ cpumoe::AttentionSpec take_attention(nb::handle a) {
 
 cpumoe::FfnSpec take_ffn(nb::handle f) {
   cpumoe::FfnSpec s;
-  s.act = s.expert_act = take_activation(f.attr("activation"));
+  s.act = s.expert_act = take_activation(get<std::string>(f, "activation"));
   const nb::object router = f.attr("router");
   s.routed = !router.is_none();
   s.gate = take_linear(f.attr("gate"));
@@ -171,7 +181,8 @@ cpumoe::ModelSpec take_model(nb::handle m) {
   s.embed = take_weight(m.attr("embed"));
   s.final_norm = take_vector(m.attr("final_norm"));
   s.head = take_linear(m.attr("head"));
-  for (nb::handle layer : nb::cast<nb::sequence>(m.attr("layers"))) {
+  const nb::object layers = m.attr("layers");
+  for (nb::handle layer : layers) {
     cpumoe::LayerSpec l;
     l.attn_norm = take_vector(layer.attr("attn_norm"));
     l.ffn_norm = take_vector(layer.attr("ffn_norm"));
@@ -208,24 +219,24 @@ struct PyKvCache {
       : cache(d.decoder->model(), capacity, take_kv_code(kv)) {}
 };
 
-nb::object forward(PyDecoder& self, nb::sequence segments, bool all) {
+nb::object forward(PyDecoder& self, nb::object segments, bool all) {
   std::vector<cpumoe::Segment> parts;
-  std::vector<Ids> owners;
+  std::vector<Array> owners;
   size_t rows = 0;
   for (nb::handle item : segments) {
-    const nb::tuple pair = nb::cast<nb::tuple>(item);
-    require(pair.size() == 2, "forward", "each segment must be (KvCache, int32 ids); got ",
-            pair.size(), " items");
-    PyKvCache& cache = nb::cast<PyKvCache&>(pair[0]);
-    Ids ids;
-    require(nb::try_cast<Ids>(pair[1], ids, false), "forward",
-            "ids must be a contiguous int32 array of one dimension");
-    require(ids.shape(0) >= 1, "forward", "each segment must have at least one token; got none");
-    parts.push_back({&cache.cache, {ids.data(), ids.shape(0)}});
-    rows += all ? ids.shape(0) : 1;
-    owners.push_back(std::move(ids));
+    PyKvCache* cache = nullptr;
+    require(nb::isinstance<nb::tuple>(item) && nb::len(item) == 2 &&
+                nb::try_cast<PyKvCache*>(nb::object(item[0]), cache) && cache != nullptr,
+            "forward", "each segment must be a pair (KvCache, int32 ids); got something else. ",
+            "Write [(cache, ids), ...]");
+    owners.push_back(take_line(nb::object(item[1]), "forward", "ids", "int32"));
+    const Array& ids = owners.back();
+    require(!ids.empty(), "forward", "each segment must have at least one token; got none. ",
+            "Leave the segment out");
+    parts.push_back({&cache->cache, {static_cast<const int32_t*>(ids.data), size_t(ids.shape[0])}});
+    rows += all ? size_t(ids.shape[0]) : 1;
   }
-  require(!parts.empty(), "forward", "there must be at least one segment; got none");
+  require(!parts.empty(), "forward", "there must be at least one segment; got none. Pass [(cache, ids), ...]");
   const size_t vocab = size_t(self.decoder->model().vocab);
   std::unique_ptr<float[]> logits(new float[rows * vocab]);
   {
@@ -246,6 +257,9 @@ void bind_decoder(nb::module_& m) {
       .def(nb::init<nb::object, nb::object>(), "spec"_a, "executor"_a,
            "spec: a cpumoe.models.ModelSpec, kept alive. Raises Error when shapes do not fit.")
       .def("forward", &forward, "segments"_a, "all"_a = false,
+           nb::sig("def forward(self, segments: collections.abc.Sequence[tuple[KvCache, "
+                   "numpy.typing.NDArray[numpy.int32]]], all: bool = False) -> "
+                   "numpy.typing.NDArray[numpy.float32]"),
            "segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and returns\n"
            "fp32 logits [segments, vocab], or [tokens, vocab] with `all`. Releases the GIL.\n"
            "Raises Error, with the caches as they were.")

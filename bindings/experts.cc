@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -206,6 +207,8 @@ std::unique_ptr<PyExperts> make_experts(nb::object gate_up, nb::object gate, nb:
   v.act.alpha = float(alpha);
   v.act.limit = float(limit);
   require(limit > 0, kExperts, "limit must be positive; got ", limit, ". None means no clamp");
+  require(v.gated() || std::isinf(limit), kExperts, "limit must go with a gate; got ", limit,
+          " and up alone. Drop it, or pass gate_up, or gate and up");
   require(v.act.kind != cpumoe::ActKind::swiglu_oai || v.gated(), kExperts,
           "activation swiglu_oai must have a gate; got up alone. Pass gate_up, or gate and up");
   cpumoe::check_experts(v, kExperts);

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 _IMPLEMENTATIONS = ("grouped_mm", "eager", "batched_mm")
+_GATHERED = 1 << 30  # bytes of weights that batched_mm may copy for a trial
 _PAUSE = 0.03  # seconds until torch's OpenMP threads have stopped spinning for work
 
 
@@ -43,7 +44,6 @@ class Peer:
         if weights.format.name != "fp32" and wide < memory:
             copies = {name: tensor.float() for name, tensor in own.items()}
             self._modules["fp32"] = _experts_module(weights.shape, copies)
-        self._memory = memory
         self._best: dict[int, tuple[str, str]] = {}
 
     def settle(self, x: Any, ids: Any, scores: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Peer:
             for implementation in _IMPLEMENTATIONS:
                 element = 4 if kind == "fp32" else 2
                 gathered = ids.size * self._weights.shape.expert_elements() * element
-                if implementation == "batched_mm" and gathered > self._memory / 4:
+                if implementation == "batched_mm" and gathered > _GATHERED:
                     continue  # it copies the weights of every (token, expert) pair
                 try:
                     seconds = self._trial(x, ids, scores, kind, implementation)
@@ -82,7 +82,7 @@ class Peer:
 
     def _trial(self, x: Any, ids: Any, scores: Any, kind: str, implementation: str) -> float:
         times: list[float] = []
-        while len(times) < 3 and sum(times) < 2:
+        while len(times) < 5 and sum(times) < 2:
             start = time.perf_counter()
             self._call(self._inputs(x, ids, scores, kind), kind, implementation)
             times.append(time.perf_counter() - start)

@@ -1,9 +1,13 @@
 #include "decoder/decoder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <memory>
+#include <new>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -11,6 +15,20 @@
 #include "decoder/testing/reference.h"
 #include "decoder/testing/tiny.h"
 #include "testing/test.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+}
+
+// Counts what the program allocates by `new`. Not inlined: GCC would pair malloc with delete and warn.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  void* p = std::malloc(bytes > 0 ? bytes : 1);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace cpumoe {
 namespace {
@@ -65,11 +83,17 @@ double largest(const Expected& e) {
 // Rows [first, ...) of the expectation against logits.
 void check_logits(const std::string& name, const Logits& got, const Expected& want, size_t first) {
   const size_t vocab = want.logits[0].size();
+  double worst = 0;
   for (size_t i = 0; i < got.size(); ++i) {
     const double w = want.logits[first + i / vocab][i % vocab];
+    worst = std::max(worst, std::fabs(got[i] - w));
     CHECK_MSG(std::fabs(got[i] - w) <= want.bound, name << " row " << first + i / vocab << " token "
                                                         << i % vocab << ": " << got[i] << " not "
                                                         << w << " +- " << want.bound);
+  }
+  if (std::getenv("CPUMOE_TEST_VERBOSE")) {
+    std::printf("%s: error %.2g, bound %.2g, largest logit %.2g\n", name.c_str(), worst, want.bound,
+                largest(want));
   }
   CHECK_MSG(want.bound < kUseful * largest(want), name << " bound " << want.bound);
 }
@@ -190,6 +214,22 @@ TEST(long_context_equals_float64) {
   const std::span<const int32_t> all(tokens);
   check_logits("chunks", run(d, {{&cache, all.subspan(0, 1100)}}, LogitsOf::all), want, 0);
   check_logits("parts", run(d, {{&cache, all.subspan(1100)}}, LogitsOf::last), want, 1100);
+}
+
+TEST(a_decode_step_allocates_nothing) {
+  for (const TinyShape& shape : tiny_shapes()) {
+    const TinyModel m = make_tiny(shape);
+    Decoder d(m.spec, machine().isa, executor(2));
+    KvCache cache(m.spec, 700, Code::f16);
+    const std::vector<int32_t> prompt = some_tokens(600, 6), step = {3};
+    Logits out(size_t(m.spec.vocab));
+    const Segment first{&cache, prompt}, next{&cache, step};
+    d.forward({&first, 1}, LogitsOf::last, out.data());
+    for (int i = 0; i < 2; ++i) d.forward({&next, 1}, LogitsOf::last, out.data());
+    const int64_t before = allocations.load();
+    for (int i = 0; i < 20; ++i) d.forward({&next, 1}, LogitsOf::last, out.data());
+    CHECK_EQ(allocations.load() - before, 0);
+  }
 }
 
 TEST(truncate_forgets) {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <limits>
 
 #include "base/error.h"
 #include "decoder/impl.h"
@@ -120,7 +119,7 @@ void Decoder::Impl::attend(size_t index, int64_t rows) {
 void Decoder::Impl::route_rows(size_t index, int64_t rows) {
   Layer& l = layers[index];
   const int64_t experts = l.experts.experts, top_k = l.router.top_k;
-  std::atomic<int64_t> bad{std::numeric_limits<int64_t>::max()};
+  std::atomic<int64_t> bad{rows};  // the first row with a bad logit, `rows` when there is none
   over_rows(rows, experts * 8, [&](int64_t begin, int64_t end) {
     const int64_t token =
         route(l.router, data(router_logits) + begin * experts, experts, end - begin,

@@ -13,8 +13,8 @@ bool vector_fits(const VectorView& v, int64_t size);
 void check_weight(const WeightView& w, int64_t n, int64_t k, const char* name, const char* where);
 // An absent vector is fine.
 void check_vector(const VectorView& v, int64_t size, const char* name, const char* where);
-// check_experts in two steps: what all experts share, and the views of one expert. The operator does
-// the second for the experts that are used.
+// check_experts in two steps: what all experts share, and the views of one expert. The operator
+// does the second for the experts that are used.
 void check_experts_shape(const ExpertsView& experts, const char* where);
 void check_expert(const ExpertsView& experts, int64_t e, const char* where);
 

@@ -52,9 +52,8 @@ void check_weight(const WeightView& w, int64_t n, int64_t k, const char* name, c
   require(w.n == n && w.k == k, where, name, " must be [", n, " features, ", k, " inputs]; got [",
           w.n, ", ", w.k, "]");
   throw Error(concat(where, ": ", name, " in ", layout_name(w.layout),
-                     " layout must have a stride of at least ",
-                     w.layout == Layout::rows ? k : n, " elements and fit in memory; got ",
-                     w.stride));
+                     " layout must have a stride of at least ", w.layout == Layout::rows ? k : n,
+                     " elements and fit in memory; got ", w.stride));
 }
 
 void check_vector(const VectorView& v, int64_t size, const char* name, const char* where) {
@@ -76,14 +75,13 @@ void check_experts_shape(const ExpertsView& x, const char* where) {
   check_count(x.down_bias.size(), x.experts, true, "down_bias", where);
   require(!x.interleaved || x.up.empty(), where,
           "up must be empty when gate and up are interleaved; got ", x.up.size(), " views");
-  require(!x.up.empty() || x.up_bias.empty(), where,
-          "up_bias needs separate up projections; got ", x.up_bias.size(),
-          " biases. Interleaved biases belong in gate_bias");
+  require(!x.up.empty() || x.up_bias.empty(), where, "up_bias needs separate up projections; got ",
+          x.up_bias.size(), " biases. Interleaved biases belong in gate_bias");
   require(x.act.kind != ActKind::swiglu_oai || x.gated(), where,
           "swiglu_oai must have gate and up projections; got one projection");
   require(std::isfinite(x.act.alpha) && x.act.limit > 0, where,
-          "the activation must have a finite alpha and a positive limit; got ", x.act.alpha, " and ",
-          x.act.limit);
+          "the activation must have a finite alpha and a positive limit; got ", x.act.alpha,
+          " and ", x.act.limit);
 }
 
 void check_expert(const ExpertsView& x, int64_t e, const char* where) {

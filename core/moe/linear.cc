@@ -9,8 +9,9 @@ void check(std::span<const LinearOp> ops, const MatrixView& x) {
   const char* where = "linear";
   require(x.rows >= 0 && x.rows < kMaxDim && x.cols >= 1 && x.cols < kMaxDim, where,
           "x must be [tokens, inputs]; got [", x.rows, ", ", x.cols, "]");
-  require(x.rows == 0 || (x.data != nullptr && x.stride >= x.cols && x.stride <= kMaxElements / x.rows),
-          where, "x must have data and a stride of at least ", x.cols, "; got a stride of ", x.stride);
+  require(
+      x.rows == 0 || (x.data != nullptr && x.stride >= x.cols && x.stride <= kMaxElements / x.rows),
+      where, "x must have data and a stride of at least ", x.cols, "; got a stride of ", x.stride);
   for (const LinearOp& op : ops) {
     require(op.w != nullptr, where, "every product must have a weight; got null");
     require(op.w->n >= 1 && op.w->n < kMaxDim, where, "a weight must have features; got ", op.w->n);
@@ -58,8 +59,7 @@ void linear(std::span<const LinearOp> ops, MatrixView x, ActClass act_class, Isa
   for (const LinearOp& op : ops) {
     const Code code = op.w->format->code;
     const DotKernel* k = ws.kernels.dot({code, op.w->layout, act_class, x.rows}, isa, "linear");
-    ws.products.push_back(
-        {k, op.w->n, x.cols, x.rows, 1, weight_bytes(*op.w) / op.w->n, {0, 0}});
+    ws.products.push_back({k, op.w->n, x.cols, x.rows, 1, weight_bytes(*op.w) / op.w->n, {0, 0}});
   }
   pack_operands(ws, x, executor);
   ws.tasks.clear();

@@ -32,31 +32,33 @@ class Workspace {
   std::unique_ptr<Impl> impl;
 };
 
-// One experts block over one set of tokens; several blocks (routed, shared) ride in the same phases.
+// One experts block over one set of tokens; several blocks (routed, shared) ride in the same
+// phases.
 struct MoeBlock {
   const ExpertsView* experts;
   const RoutingPlan* plan;
 };
 
-// out[t] = (base ? out[t] : 0) + sum over pairs of weight * expert(x[t]); x: [T, H] any code; out: [T, H].
-// out_code may differ from x's. The sum of a token runs over blocks in order and experts rising, so
-// the result depends neither on the thread count nor on scheduling. T = 0 is allowed.
+// out[t] = (base ? out[t] : 0) + sum over pairs of weight * expert(x[t]); x: [T, H] any code; out:
+// [T, H]. out_code may differ from x's. The sum of a token runs over blocks in order and experts
+// rising, so the result depends neither on the thread count nor on scheduling. T = 0 is allowed.
 struct MoeArgs {
   std::span<const MoeBlock> blocks;
   MatrixView x;
   void* out;
   Code out_code;
-  int64_t out_stride;     // elements
-  bool accumulate;        // add to out
+  int64_t out_stride;  // elements
+  bool accumulate;     // add to out
   ActClass act_class = ActClass::fp32;
 };
 void moe(const MoeArgs& args, IsaSet isa, Workspace& workspace, Executor& executor);
 
-// Dense linear layers that share their input: out_i = x W_i^T + bias_i, fp32 out. One batch of tasks.
+// Dense linear layers that share their input: out_i = x W_i^T + bias_i, fp32 out. One batch of
+// tasks.
 struct LinearOp {
   const WeightView* w;
-  VectorView bias;        // absent when data is null
-  float* out;             // [T, w->n]
+  VectorView bias;  // absent when data is null
+  float* out;       // [T, w->n]
   int64_t out_stride;
 };
 void linear(std::span<const LinearOp> ops, MatrixView x, ActClass act_class, IsaSet isa,

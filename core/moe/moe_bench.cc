@@ -80,7 +80,8 @@ void run(int argc, char** argv) {
   const double seconds = std::atof(option(argc, argv, "seconds", "1").c_str());
   const Format* format = find_format(option(argc, argv, "format", "bf16"));
   require(format != nullptr, "moe_bench", "format must be known");
-  const Layout layout = option(argc, argv, "layout", "rows") == "rows" ? Layout::rows : Layout::columns;
+  const Layout layout =
+      option(argc, argv, "layout", "rows") == "rows" ? Layout::rows : Layout::columns;
   const Machine machine = probe_machine();
   Executor executor(machine, {int(number("threads", "0")), true, -1});
   Probe probe(machine);
@@ -126,8 +127,12 @@ void run(int argc, char** argv) {
       const double a = now();
       make_plan(plan, ids.data(), weights.data(), tokens, k, experts, false);
       const MoeBlock block{&view, &plan};
-      moe({{&block, 1}, {x.data(), Code::bf16, tokens, hidden, hidden}, out.data(), Code::bf16,
-           hidden, false},
+      moe({{&block, 1},
+           {x.data(), Code::bf16, tokens, hidden, hidden},
+           out.data(),
+           Code::bf16,
+           hidden,
+           false},
           machine.isa, workspace, executor);
       times.push_back(now() - a);
       if (times.size() % 8 == 1) {
@@ -139,9 +144,11 @@ void run(int argc, char** argv) {
     const double s = median(times), gb = bytes / s * 1e-9;
     const double gflop = double(tokens * k) * 6 * double(hidden * inter) / s * 1e-9;
     std::sort(times.begin(), times.end());
-    std::printf("T %5ld  %9.3f ms (best %9.3f)  %6.1f GB/s = %5.1f %% of %5.1f   %6.1f GFLOP/s = %5.1f %% of %5.1f\n",
-                long(tokens), s * 1e3, times[0] * 1e3, gb, 100 * gb / median(bandwidth),
-                median(bandwidth), gflop, 100 * gflop / median(peak), median(peak));
+    std::printf(
+        "T %5ld  %9.3f ms (best %9.3f)  %6.1f GB/s = %5.1f %% of %5.1f   %6.1f GFLOP/s = %5.1f %% "
+        "of %5.1f\n",
+        long(tokens), s * 1e3, times[0] * 1e3, gb, 100 * gb / median(bandwidth), median(bandwidth),
+        gflop, 100 * gflop / median(peak), median(peak));
     std::fflush(stdout);
   }
 }

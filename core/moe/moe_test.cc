@@ -1,93 +1,20 @@
-#include "moe/moe.h"
-
-#include <sys/mman.h>
-
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-#include <string>
-#include <vector>
-
-#include "base/error.h"
-#include "moe/testing/layer.h"
-#include "testing/test.h"
+// The operator against float64 on the decoded weights, and what it refuses.
+#include "moe/testing/batch.h"
 
 namespace cpumoe {
 namespace {
 
+using testing::Batch;
 using testing::Bounded;
+using testing::check_within;
+using testing::executor;
 using testing::Fusion;
+using testing::kCodes;
 using testing::Layer;
 using testing::LayerShape;
+using testing::machine;
 using testing::Rng;
-
-const Machine& machine() {
-  static const Machine m = probe_machine();
-  return m;
-}
-Executor& executor() {
-  static Executor e(machine(), {});
-  return e;
-}
-
-constexpr Code kCodes[] = {Code::f32, Code::f16, Code::bf16};
-
-// Tokens, their routing, and an output, all at their exact sizes.
-struct Batch {
-  int64_t tokens, hidden, top_k;
-  Code code;
-  std::vector<char> x;
-  std::vector<int32_t> ids;
-  std::vector<float> weights;
-
-  Batch(int64_t t, int64_t h, int64_t k, int64_t experts, Code c, uint64_t seed)
-      : tokens(t), hidden(h), top_k(k), code(c), x(size_t(t * h) * code_bits(c) / 8) {
-    Rng rng(seed);
-    testing::fill_random(x.data(), c, t * h, 2.0f, rng);
-    for (int64_t i = 0; i < t; ++i) {
-      std::vector<int32_t> order(static_cast<size_t>(experts));
-      std::iota(order.begin(), order.end(), 0);
-      for (int64_t j = 0; j < k; ++j) {  // k distinct experts in any order
-        std::swap(order[size_t(j)], order[size_t(j + rng.below(experts - j))]);
-        ids.push_back(order[size_t(j)]);
-        weights.push_back(rng.uniform(-0.2f, 1.0f));
-      }
-    }
-  }
-  MatrixView view() const { return {x.data(), code, tokens, hidden, hidden}; }
-  RoutingPlan plan(int64_t experts, bool skip = false) const {
-    RoutingPlan p;
-    make_plan(p, ids.data(), weights.data(), tokens, top_k, experts, skip);
-    return p;
-  }
-};
-
-std::vector<char> run(std::span<const MoeBlock> blocks, const MatrixView& x, Code out_code,
-                      Executor& workers = executor()) {
-  Workspace workspace;
-  // 0xff is a NaN in every code: an element that is not written shows.
-  std::vector<char> out(size_t(x.rows * x.cols) * code_bits(out_code) / 8, char(0xff));
-  moe({blocks, x, out.data(), out_code, x.cols, false}, machine().isa, workspace, workers);
-  return out;
-}
-
-std::vector<char> run(const Layer& layer, const Batch& b, Code out_code = Code::f32,
-                      Executor& workers = executor()) {
-  const ExpertsView view = layer.view();
-  const RoutingPlan plan = b.plan(view.experts);
-  const MoeBlock block{&view, &plan};
-  return run({&block, 1}, b.view(), out_code, workers);
-}
-
-void check_within(const std::vector<char>& got, Code code, const std::vector<Bounded>& want,
-                  const std::string& what) {
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double v = double(load_as_float(got.data(), code, int64_t(i)));
-    CHECK_MSG(std::fabs(v - want[i].value) <= want[i].error,
-              what << " element " << i << ": " << v << " is not " << want[i].value << " +- "
-                   << want[i].error);
-  }
-}
+using testing::run;
 
 void check_layer(const LayerShape& shape, int64_t tokens, int64_t k, Code x_code, Code out_code) {
   const Layer layer(shape, uint64_t(tokens + 1));
@@ -148,8 +75,8 @@ TEST(every_activation) {
 TEST(sizes_around_blocks) {
   for (const char* format : {"fp32", "bf16"}) {
     for (Layout layout : {Layout::rows, Layout::columns}) {
-      for (auto [hidden, inter] : {std::pair{1, 1}, {1, 40}, {40, 1}, {15, 16}, {17, 31}, {96, 97},
-                                   {193, 95}}) {
+      for (auto [hidden, inter] :
+           {std::pair{1, 1}, {1, 40}, {40, 1}, {15, 16}, {17, 31}, {96, 97}, {193, 95}}) {
         for (int64_t tokens : {1, 4, 9, 33}) {
           LayerShape s;
           s.experts = 2;
@@ -171,140 +98,6 @@ TEST(sizes_around_blocks) {
   check_layer(s, 700, 1, Code::f32, Code::bf16);  // several token slices
 }
 
-TEST(permuted_tokens_permute_the_output) {
-  LayerShape s;
-  s.format = "bf16";
-  const Layer layer(s, 1);
-  for (int64_t tokens : {3, 17, 64}) {
-    const Batch b(tokens, s.hidden, 3, s.experts, Code::f32, 5);
-    Batch p = b;
-    std::vector<int64_t> order(static_cast<size_t>(tokens));
-    std::iota(order.begin(), order.end(), 0);
-    Rng rng(8);
-    for (int64_t i = tokens - 1; i > 0; --i) {
-      std::swap(order[size_t(i)], order[size_t(rng.below(i + 1))]);
-    }
-    const int64_t row = s.hidden * 4;
-    for (int64_t i = 0; i < tokens; ++i) {
-      const int64_t from = order[size_t(i)];
-      std::copy_n(b.x.begin() + from * row, row, p.x.begin() + i * row);
-      std::copy_n(b.ids.begin() + from * 3, 3, p.ids.begin() + i * 3);
-      std::copy_n(b.weights.begin() + from * 3, 3, p.weights.begin() + i * 3);
-    }
-    const std::vector<char> want = run(layer, b), got = run(layer, p);
-    for (int64_t i = 0; i < tokens; ++i) {
-      CHECK(std::equal(got.begin() + i * row, got.begin() + (i + 1) * row,
-                       want.begin() + order[size_t(i)] * row));
-    }
-  }
-}
-
-TEST(the_number_of_threads_changes_no_bit) {
-  for (Layout layout : {Layout::rows, Layout::columns}) {
-    LayerShape s;
-    s.hidden = 160;
-    s.inter = 200;
-    s.format = "bf16";
-    s.layout = layout;
-    const Layer layer(s, 2);
-    for (int64_t tokens : {1, 5, 64, 200}) {
-      const Batch b(tokens, s.hidden, 3, s.experts, Code::bf16, 6);
-      Executor one(machine(), {1, false, -1});
-      const std::vector<char> want = run(layer, b, Code::f32, one);
-      for (int threads : {2, 3, 8}) {
-        Executor several(machine(), {threads, false, -1});
-        for (int repeat = 0; repeat < 3; ++repeat) {
-          CHECK_MSG(run(layer, b, Code::f32, several) == want,
-                    threads << " threads, " << tokens << " tokens");
-        }
-      }
-    }
-  }
-}
-
-TEST(a_split_batch_stays_within_the_bound) {
-  LayerShape s;
-  s.format = "fp16";
-  const Layer layer(s, 3);
-  const ExpertsView view = layer.view();
-  const Batch b(40, s.hidden, 3, s.experts, Code::f32, 9);
-  const RoutingPlan plan = b.plan(s.experts);
-  const MoeBlock block{&view, &plan};
-  const std::vector<Bounded> want = testing::reference({&block, 1}, b.view(), Code::f32);
-  for (int64_t cut : {1, 7, 39}) {
-    std::vector<char> joined;
-    for (auto [from, to] : {std::pair{int64_t(0), cut}, {cut, int64_t(40)}}) {
-      Batch part(to - from, s.hidden, 3, s.experts, Code::f32, 0);
-      part.x.assign(b.x.begin() + from * s.hidden * 4, b.x.begin() + to * s.hidden * 4);
-      part.ids.assign(b.ids.begin() + from * 3, b.ids.begin() + to * 3);
-      part.weights.assign(b.weights.begin() + from * 3, b.weights.begin() + to * 3);
-      const std::vector<char> out = run(layer, part);
-      joined.insert(joined.end(), out.begin(), out.end());
-    }
-    check_within(joined, Code::f32, want, concat("cut at ", cut));
-  }
-}
-
-TEST(duplicated_ids_add_up) {
-  LayerShape s;
-  const Layer layer(s, 4);
-  const ExpertsView view = layer.view();
-  for (int64_t tokens : {1, 4, 33}) {
-    Batch b(tokens, s.hidden, 4, s.experts, Code::f32, 10);
-    for (size_t i = 0; i < b.ids.size(); ++i) b.ids[i] = i % 4 == 3 ? 1 : 2;  // 2 2 2 1
-    const RoutingPlan plan = b.plan(s.experts);
-    CHECK_EQ(plan.offsets[3] - plan.offsets[2], 3 * tokens);
-    const MoeBlock block{&view, &plan};
-    check_within(run({&block, 1}, b.view(), Code::f32), Code::f32,
-                 testing::reference({&block, 1}, b.view(), Code::f32), "duplicates");
-  }
-}
-
-TEST(skipped_ids_add_nothing) {
-  LayerShape s;
-  const Layer layer(s, 5);
-  const ExpertsView view = layer.view();
-  Batch b(9, s.hidden, 2, s.experts, Code::f32, 11);
-  for (size_t i = 0; i < b.ids.size(); i += 2) b.ids[i] = int32_t(s.experts);
-  b.ids[3] = int32_t(s.experts);  // token 1 has no expert at all
-  const RoutingPlan plan = b.plan(s.experts, true);
-  const MoeBlock block{&view, &plan};
-  const std::vector<char> got = run({&block, 1}, b.view(), Code::f32);
-  check_within(got, Code::f32, testing::reference({&block, 1}, b.view(), Code::f32), "skip");
-  for (int64_t i = 0; i < s.hidden; ++i) {
-    CHECK_EQ(load_as_float(got.data(), Code::f32, s.hidden + i), 0.0f);
-  }
-  for (int32_t& id : b.ids) id = int32_t(s.experts);  // nobody has any
-  const RoutingPlan none = b.plan(s.experts, true);
-  const MoeBlock empty{&view, &none};
-  for (Code code : kCodes) {
-    for (char c : run({&empty, 1}, b.view(), code)) CHECK_EQ(c, 0);
-  }
-}
-
-TEST(experts_without_tokens_are_not_touched) {
-  for (Layout layout : {Layout::rows, Layout::columns}) {
-    LayerShape s;
-    s.biases = true;
-    s.layout = layout;
-    Layer layer(s, 6);
-    for (size_t i = 0; i < layer.storage.size(); ++i) {
-      if (layer.owner[i] == 1 || layer.owner[i] == 4) continue;
-      testing::GuardedBuffer& buffer = layer.storage[i];
-      const uintptr_t page = uintptr_t(machine().page), start = uintptr_t(buffer.data()) / page * page;
-      CHECK_EQ(mprotect(reinterpret_cast<void*>(start),
-                        uintptr_t(buffer.data()) + buffer.size() - start, PROT_NONE),
-               0);
-    }
-    for (int64_t tokens : {1, 30}) {
-      Batch b(tokens, s.hidden, 2, s.experts, Code::f32, 12);
-      for (size_t i = 0; i < b.ids.size(); ++i) b.ids[i] = i % 2 ? 4 : 1;
-      run(layer, b);  // a touch is a crash
-    }
-  }
-}
-
-// Blocks (routed and shared experts) in one call, added to what out holds.
 TEST(blocks_and_accumulation) {
   LayerShape routed, shared;
   routed.format = "bf16";
@@ -419,10 +212,11 @@ TEST(bad_input_is_refused_with_a_reason) {
   CHECK_THROWS(call([](L, V v, P, A, I) { v.act.limit = 0; }), "positive limit");
   CHECK_THROWS(call([](L, V v, P, A, I) { v.act.alpha = NAN; }), "finite alpha");
   CHECK_THROWS(call([](L, V v, P, A, I) {
-    v.up = {};
-    v.up_bias = {};
-    v.act.kind = ActKind::swiglu_oai;
-  }), "swiglu_oai");
+                 v.up = {};
+                 v.up_bias = {};
+                 v.act.kind = ActKind::swiglu_oai;
+               }),
+               "swiglu_oai");
   CHECK_THROWS(call([](L, V v, P, A, I) { v.up = {}; }), "up_bias needs separate");
   const size_t used = size_t(b.ids[0]);
   const std::string at = concat("[", used, "]");

@@ -10,8 +10,8 @@ void make_plan(RoutingPlan& plan, const int32_t* ids, const float* weights, int6
   require(tokens >= 0 && tokens < kMaxDim && top_k >= 0 && experts >= 1 && experts < kMaxDim, where,
           "tokens and top_k must be at least 0 and experts at least 1; got ", tokens, ", ", top_k,
           " and ", experts);
-  require(top_k == 0 || tokens < kMaxDim / top_k, where,
-          "tokens x top_k must be below 2^31; got ", tokens, " x ", top_k);
+  require(top_k == 0 || tokens < kMaxDim / top_k, where, "tokens x top_k must be below 2^31; got ",
+          tokens, " x ", top_k);
   const int64_t given = tokens * top_k;
   require(given == 0 || (ids != nullptr && weights != nullptr), where,
           "ids and weights must not be null");

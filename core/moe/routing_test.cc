@@ -44,7 +44,8 @@ TEST(the_sentinel_is_skipped_only_when_allowed) {
   CHECK(p.offsets == (Ids{0, 0, 1, 1, 1}));
   CHECK(p.token == (Ids{0}));
   CHECK(p.slot == (Ids{1}));
-  CHECK_THROWS(make_plan(p, ids.data(), w.data(), 2, 2, 4, false), "must be in 0..3; got 4 for token 0");
+  CHECK_THROWS(make_plan(p, ids.data(), w.data(), 2, 2, 4, false),
+               "must be in 0..3; got 4 for token 0");
   CHECK(p.token.empty());  // nothing half-made is left behind
   CHECK_EQ(p.tokens, 0);
 }

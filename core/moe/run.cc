@@ -15,14 +15,15 @@ void check(const MoeArgs& a) {
   const MatrixView& x = a.x;
   require(x.rows >= 0 && x.rows < kMaxDim && x.cols >= 1 && x.cols < kMaxDim, kWhere,
           "x must be [tokens, hidden]; got [", x.rows, ", ", x.cols, "]");
-  require(x.rows == 0 || (x.data != nullptr && x.stride >= x.cols && x.stride <= kMaxElements / x.rows),
-          kWhere, "x must have data and a stride of at least ", x.cols, "; got a stride of ", x.stride);
-  require(x.rows == 0 || (a.out != nullptr && a.out_stride >= x.cols &&
-                          a.out_stride <= kMaxElements / x.rows),
+  require(
+      x.rows == 0 || (x.data != nullptr && x.stride >= x.cols && x.stride <= kMaxElements / x.rows),
+      kWhere, "x must have data and a stride of at least ", x.cols, "; got a stride of ", x.stride);
+  require(x.rows == 0 ||
+              (a.out != nullptr && a.out_stride >= x.cols && a.out_stride <= kMaxElements / x.rows),
           kWhere, "out must have data and a stride of at least ", x.cols, "; got a stride of ",
           a.out_stride);
-  require(a.out_code != Code::f32 || reinterpret_cast<uintptr_t>(a.out) % alignof(float) == 0, kWhere,
-          "an fp32 out must be aligned to 4 bytes; got address ", a.out);
+  require(a.out_code != Code::f32 || reinterpret_cast<uintptr_t>(a.out) % alignof(float) == 0,
+          kWhere, "an fp32 out must be aligned to 4 bytes; got address ", a.out);
   int64_t pairs = 0, widest = x.cols;
   for (const MoeBlock& b : a.blocks) {
     require(b.experts != nullptr && b.plan != nullptr, kWhere,
@@ -54,8 +55,8 @@ bool is_identity(const int32_t* token, int64_t m, int64_t tokens) {
   return true;
 }
 
-// Lists the experts that have tokens, gives each its kernels, and packs its operand. Experts that all
-// tokens visit (decode with one token, shared experts) share one packed copy.
+// Lists the experts that have tokens, gives each its kernels, and packs its operand. Experts that
+// all tokens visit (decode with one token, shared experts) share one packed copy.
 void prepare(Workspace::Impl& ws, const MoeArgs& a, IsaSet isa, Executor& executor) {
   ws.units.clear();
   ws.packs.clear();
@@ -78,8 +79,8 @@ void prepare(Workspace::Impl& ws, const MoeArgs& a, IsaSet isa, Executor& execut
       const DotKernel* k2 =
           ws.kernels.dot({down.format->code, down.layout, a.act_class, m}, isa, kWhere);
       const int32_t* token = b.plan->token.data() + first;
-      ws.units.push_back({&x, e, k1, k2, m, token, b.plan->weight.data() + first, pairs, nullptr,
-                          nullptr});
+      ws.units.push_back(
+          {&x, e, k1, k2, m, token, b.plan->weight.data() + first, pairs, nullptr, nullptr});
       pairs += m;
       mids.push_back(mid);
       mid += aligned(k2->act_bytes(m, x.inter));
@@ -104,8 +105,10 @@ void prepare(Workspace::Impl& ws, const MoeArgs& a, IsaSet isa, Executor& execut
   run_packs(ws.packs, ws.tasks, executor);
 }
 
-// Phase 1, one task: gate and up of a slice, the activation in place, and into the operand of phase 2.
-void gate_and_up(const Unit& u, const Task& t, const ActKernel& act, const Arena& arena, int worker) {
+// Phase 1, one task: gate and up of a slice, the activation in place, and into the operand of phase
+// 2.
+void gate_and_up(const Unit& u, const Task& t, const ActKernel& act, const Arena& arena,
+                 int worker) {
   const ExpertsView& x = *u.experts;
   const size_t e = size_t(u.e);
   const DotKernel& k = *u.first;
@@ -120,8 +123,7 @@ void gate_and_up(const Unit& u, const Task& t, const ActKernel& act, const Arena
   }
   const VectorView none;
   const VectorView& gate_bias = x.gate_bias.empty() ? none : x.gate_bias[e];
-  const VectorView& up_bias =
-      x.interleaved ? gate_bias : x.up_bias.empty() ? none : x.up_bias[e];
+  const VectorView& up_bias = x.interleaved ? gate_bias : x.up_bias.empty() ? none : x.up_bias[e];
   const bool by_feature = k.order == TileOrder::n_major;
   float* result = x.interleaved ? second : gate;
   act.run({x.act, gate, x.up.empty() ? nullptr : second, by_feature ? n : m, by_feature ? m : n,
@@ -139,8 +141,8 @@ void first_phase(Workspace::Impl& ws, const ActKernel& act, Executor& executor) 
     const ExpertsView& x = *u.experts;
     const WeightView& gate = x.gate[size_t(u.e)];
     const int64_t per = x.gated() ? 2 : 1;
-    ws.products.push_back({u.first, x.inter, x.hidden, u.tokens, per,
-                           per * weight_bytes(gate) / gate.n, {0, 0}});
+    ws.products.push_back(
+        {u.first, x.inter, x.hidden, u.tokens, per, per * weight_bytes(gate) / gate.n, {0, 0}});
   }
   ws.tasks.clear();
   make_tasks(ws.tasks, ws.products, executor.threads());
@@ -151,8 +153,8 @@ void first_phase(Workspace::Impl& ws, const ActKernel& act, Executor& executor) 
   });
 }
 
-// Phase 2: down, each pair's weighted result into its own fp32 row. Nobody waits for anybody, and the
-// order of the sum is left to combine_rows.
+// Phase 2: down, each pair's weighted result into its own fp32 row. Nobody waits for anybody, and
+// the order of the sum is left to combine_rows.
 void second_phase(Workspace::Impl& ws, int64_t hidden, int64_t row_stride, Executor& executor) {
   ws.products.clear();
   for (const Unit& u : ws.units) {
@@ -208,7 +210,8 @@ void combine_rows(Workspace::Impl& ws, const MoeArgs& a, const CombineKernel& co
   const int64_t row_bytes = row_stride * int64_t(sizeof(float));
   const int64_t bytes = int64_t(ws.rows.size()) * row_bytes;
   const int64_t per_token = max64(1, bytes / tokens);
-  const int64_t step = bytes <= kSmallCombineBytes ? tokens : max64(1, kCombineTaskBytes / per_token);
+  const int64_t step =
+      bytes <= kSmallCombineBytes ? tokens : max64(1, kCombineTaskBytes / per_token);
   executor.parallel(ceil_div(tokens, step), [&](int64_t i, int) {
     for (int64_t t = i * step; t < min64(tokens, (i + 1) * step); ++t) {
       const int32_t first = ws.row_offsets[size_t(t)], last = ws.row_offsets[size_t(t) + 1];

@@ -3,8 +3,8 @@
 namespace cpumoe {
 namespace {
 
-// A task of 256 KiB takes some 15 us of one core's share of the bus: long enough that its start (a cold
-// stream) is under 3 %, short enough that the last one keeps nobody waiting for long.
+// A task of 256 KiB takes some 15 us of one core's share of the bus: long enough that its start (a
+// cold stream) is under 3 %, short enough that the last one keeps nobody waiting for long.
 constexpr int64_t kSliceBytes = 256 << 10;
 constexpr int64_t kMinSliceBytes = 32 << 10;
 constexpr int64_t kTasksPerWorker = 16;  // the last task of a phase is then about 3 % of it
@@ -23,7 +23,8 @@ SliceSize slice_size(const Product& p, int64_t wanted) {
   const DotKernel& k = *p.kernel;
   int64_t features = k.n_slice;
   if (features == 0) features = kSliceBytes / max64(1, p.feature_bytes);
-  const int64_t least = ceil_div(kMinSliceBytes, max64(1, p.feature_bytes * max64(1, p.tokens / 8)));
+  const int64_t least =
+      ceil_div(kMinSliceBytes, max64(1, p.feature_bytes * max64(1, p.tokens / 8)));
   features = min64(features, max64(least, p.features / max64(1, wanted)));
   features = even(p.features, round_up(max64(1, features), k.n_block), k.n_block);
   // Three blocks of tokens at least: kernels keep two or three of them in registers.

@@ -1,5 +1,5 @@
-// How an operator is cut into tasks: slices of features, sized by the bytes of weights they read, times
-// slices of tokens. Pure functions of shapes, kernels and the number of workers.
+// How an operator is cut into tasks: slices of features, sized by the bytes of weights they read,
+// times slices of tokens. Pure functions of shapes, kernels and the number of workers.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -15,7 +15,7 @@ struct SliceSize {
 // One product (or the pair gate and up) of one expert with its tokens.
 struct Product {
   const DotKernel* kernel;
-  int64_t features;          // of one matrix; interleaved: pairs of features
+  int64_t features;  // of one matrix; interleaved: pairs of features
   int64_t inputs;
   int64_t tokens;
   int64_t rows_per_feature;  // matrix rows behind one feature: 2 for gate and up, else 1
@@ -30,8 +30,8 @@ struct Task {
 };
 
 // Features: what the kernel prefers, else 256 KiB of weights; fewer when the product would not give
-// `wanted` tasks, but at least a block and some 32 KiB. Tokens: as many as keep the tile in L2. Both are
-// then made even over the product.
+// `wanted` tasks, but at least a block and some 32 KiB. Tokens: as many as keep the tile in L2.
+// Both are then made even over the product.
 SliceSize slice_size(const Product& p, int64_t wanted);
 
 // Appends the tasks of the products, in order: of one product the features rise, and the token

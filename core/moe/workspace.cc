@@ -16,7 +16,8 @@ Workspace::Workspace() : impl(std::make_unique<Impl>()) {}
 Workspace::~Workspace() = default;
 
 const DotKernel* KernelCache::dot(const DotRequest& r, IsaSet isa, const char* where) {
-  const size_t hash = size_t(r.m) * 7 + size_t(r.code) * 3 + size_t(r.layout) * 2 + size_t(r.act_class);
+  const size_t hash =
+      size_t(r.m) * 7 + size_t(r.code) * 3 + size_t(r.layout) * 2 + size_t(r.act_class);
   Entry& entry = entries_[hash % entries_.size()];
   const DotRequest& known = entry.request;
   if (entry.kernel != nullptr && known.code == r.code && known.layout == r.layout &&
@@ -62,8 +63,8 @@ void run_packs(const std::vector<PackJob>& jobs, std::vector<Task>& tasks, Execu
   tasks.clear();
   for (size_t i = 0; i < jobs.size(); ++i) {
     const PackArgs& a = jobs[i].args;
-    const int64_t step = round_up(max64(1, kPackTaskBytes / max64(1, a.src.cols * 4)),
-                                  jobs[i].kernel->m_block);
+    const int64_t step =
+        round_up(max64(1, kPackTaskBytes / max64(1, a.src.cols * 4)), jobs[i].kernel->m_block);
     for (int64_t m = 0; m < a.m; m += step) {
       tasks.push_back({int32_t(i), 0, 0, int32_t(m), int32_t(min64(m + step, a.m))});
     }

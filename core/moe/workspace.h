@@ -32,8 +32,8 @@ class KernelCache {
 // Tokens of one operand to be gathered into a kernel's activation layout.
 struct PackJob {
   const DotKernel* kernel;
-  PackArgs args;           // m0, m1: all tokens
-  size_t offset;           // of args.dst in Impl::packed
+  PackArgs args;  // m0, m1: all tokens
+  size_t offset;  // of args.dst in Impl::packed
 };
 // Kernels with the same pack function read the same operand.
 inline bool same_operand(const DotKernel& a, const DotKernel& b) {
@@ -44,20 +44,21 @@ inline bool same_operand(const DotKernel& a, const DotKernel& b) {
 struct Unit {
   const ExpertsView* experts;
   int64_t e;
-  const DotKernel* first;  // gate and up
-  const DotKernel* second; // down
+  const DotKernel* first;   // gate and up
+  const DotKernel* second;  // down
   int64_t tokens;
-  const int32_t* token;    // of each pair
-  const float* weight;     // of each pair
-  int64_t first_pair;      // row of its first pair among the partial rows
-  const void* x;           // packed for `first`
-  void* mid;               // packed for `second`
+  const int32_t* token;  // of each pair
+  const float* weight;   // of each pair
+  int64_t first_pair;    // row of its first pair among the partial rows
+  const void* x;         // packed for `first`
+  void* mid;             // packed for `second`
 };
 
 // Buffers of one worker, inside one allocation.
 struct Arena {
   char* base = nullptr;
-  size_t per_worker = 0, tile2 = 0, bias = 0, bias2 = 0, scratch = 0;  // bytes; offsets in a worker's part
+  size_t per_worker = 0, tile2 = 0, bias = 0, bias2 = 0,
+         scratch = 0;  // bytes; offsets in a worker's part
   float* tile(int worker) const { return at<float>(worker, 0); }
   float* second_tile(int worker) const { return at<float>(worker, tile2); }
   float* bias_values(int worker) const { return at<float>(worker, bias); }
@@ -78,7 +79,7 @@ struct Workspace::Impl {
   std::vector<Product> products;
   std::vector<Task> tasks;
   std::vector<size_t> mid_offsets, job_of_unit;  // of each unit
-  std::vector<int32_t> row_offsets, rows;  // partial rows of each token (CSR)
+  std::vector<int32_t> row_offsets, rows;        // partial rows of each token (CSR)
   AlignedBuffer packed, mid, sums, workers;
 };
 
@@ -90,8 +91,8 @@ Arena make_arena(AlignedBuffer& buffer, const std::vector<Product>& products, bo
 // Runs the jobs, on the calling thread when they are small.
 void run_packs(const std::vector<PackJob>& jobs, std::vector<Task>& tasks, Executor& executor);
 
-// Values start, start + step, ... (count of them) of v as fp32: v's own memory when it lies so, else
-// `buffer`; null when v is absent.
+// Values start, start + step, ... (count of them) of v as fp32: v's own memory when it lies so,
+// else `buffer`; null when v is absent.
 const float* vector_values(const VectorView& v, int64_t start, int64_t step, int64_t count,
                            float* buffer);
 

@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, help="folder written by corpus.py")
     parser.add_argument("--out", type=Path, help="file to write; default: print")
     parser.add_argument("--samples", action="store_true", help="also print generated text")
+    parser.add_argument("--max-tokens", type=int, default=8192, help="of each domain; heldout.txt is scored whole")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -102,6 +103,10 @@ def main() -> None:
         texts |= {n: args.corpus / "heldout" / f"{n}.txt" for n in DOMAINS if (args.corpus / "heldout" / f"{n}.txt").exists()}
     raw = {n: p.read_text(encoding="utf-8") for n, p in texts.items()}
     ids = {n: np.array(tokenizer(t).input_ids, dtype=np.int64) for n, t in raw.items()}
+    for n in raw:
+        if n != "heldout.txt" and len(ids[n]) > args.max_tokens:
+            ids[n] = ids[n][:args.max_tokens]
+            raw[n] = tokenizer.decode(ids[n])
     sizes = {n: len(t.encode()) for n, t in raw.items()}
     result: dict = {"protocol": PROTOCOL, "context": 256,
                     "texts": {n: {"bytes": sizes[n], "tokens": len(ids[n])} for n in raw}}
@@ -114,13 +119,13 @@ def main() -> None:
                 result["texts"][n]["fp32_context_512"] = score(model, ids[n], sizes[n], 512)
             result["fp32_ppl_by_experts_per_token"] = {}
             for n in raw:
-                row = {}
-                for k in (4, 3, 2, 1):
+                row = {"top4": round(result["texts"][n]["fp32"]["ppl"], 4)}
+                for k in (3, 2, 1):
                     set_top_k(model, k)
                     row[f"top{k}"] = round(perplexity(model, ids[n])["ppl"], 4)
                 result["fp32_ppl_by_experts_per_token"][n] = row
             set_top_k(model, model.config.num_experts_per_tok)
-            everything = np.concatenate([v[:24 * 256] for v in ids.values()])
+            everything = np.concatenate([v[:4096] for v in ids.values()])
             result["expert_load_all_texts"] = expert_load(model, everything)
             if args.samples:
                 for sample in samples(model, tokenizer):

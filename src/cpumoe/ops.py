@@ -8,6 +8,7 @@ k experts per token; `...` stands for any leading dimensions.
 
 from __future__ import annotations
 
+import atexit
 import math
 import threading
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ def default_executor() -> _core.Executor:
         with _lock:
             if not _default:
                 _default.append(_core.Executor())
+                atexit.register(_default.clear)  # workers end before the interpreter does
     return _default[0]
 
 

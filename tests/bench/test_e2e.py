@@ -92,7 +92,7 @@ def test_it_opens_and_its_tokenizer_keeps_every_character(checkpoint):
 
 def test_too_little_disk_is_told(script, tmp_path):
     with pytest.raises(SystemExit, match=r"must have .* GB free"):
-        script.main([str(tmp_path), "--layers", "1000000"])
+        script.main([str(tmp_path), "--vocab", str(10**12)])
     assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr ActKind kKinds[] = {ActKind::identity, ActKind::silu,  ActKind::gelu_erf,
+constexpr ActKind kKinds[] = {ActKind::identity,  ActKind::silu, ActKind::gelu_erf,
                               ActKind::gelu_tanh, ActKind::relu, ActKind::relu2,
                               ActKind::swiglu_oai};
 constexpr double kUlps = 4;  // the contract of act.h
@@ -34,16 +34,22 @@ std::vector<const ActKernel*> kernels() {
 
 double reference(ActKind kind, double x, double alpha) {
   switch (kind) {
-    case ActKind::identity: return x;
-    case ActKind::silu: return x < -800 ? -0.0 : x / (1 + std::exp(-x));
-    case ActKind::swiglu_oai: return alpha * x < -600 ? -0.0 : x / (1 + std::exp(-alpha * x));
-    case ActKind::gelu_erf: return 0.5 * x * std::erfc(-x * M_SQRT1_2);
+    case ActKind::identity:
+      return x;
+    case ActKind::silu:
+      return x < -800 ? -0.0 : x / (1 + std::exp(-x));
+    case ActKind::swiglu_oai:
+      return alpha * x < -600 ? -0.0 : x / (1 + std::exp(-alpha * x));
+    case ActKind::gelu_erf:
+      return 0.5 * x * std::erfc(-x * M_SQRT1_2);
     case ActKind::gelu_tanh: {
       const double w = 2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
       return w < -600 ? -0.0 : x / (1 + std::exp(-w));
     }
-    case ActKind::relu: return x > 0 ? x : 0;
-    case ActKind::relu2: return x > 0 ? x * x : 0;
+    case ActKind::relu:
+      return x > 0 ? x : 0;
+    case ActKind::relu2:
+      return x > 0 ? x * x : 0;
   }
   return 0;
 }
@@ -66,8 +72,18 @@ ActArgs plain(ActKind kind, const float* gate, int64_t len, float* out) {
 }
 
 std::vector<float> sweep() {
-  std::vector<float> x = {0.0f, -0.0f, 1e-45f, -1e-45f, 1.17549435e-38f, -1.17549435e-38f,
-                          3.40282347e+38f, -3.40282347e+38f, 88.7f, -88.7f, -103.9f, -104.1f};
+  std::vector<float> x = {0.0f,
+                          -0.0f,
+                          1e-45f,
+                          -1e-45f,
+                          1.17549435e-38f,
+                          -1.17549435e-38f,
+                          3.40282347e+38f,
+                          -3.40282347e+38f,
+                          88.7f,
+                          -88.7f,
+                          -103.9f,
+                          -104.1f};
   for (uint64_t bits = 0; bits < (1ull << 32); bits += 7919) {
     const float f = bits_to_float(uint32_t(bits));
     if (std::isfinite(f)) x.push_back(f);
@@ -104,8 +120,8 @@ TEST(every_kind_is_within_the_bound) {
           printf("%s kind %d alpha %g: worst %.2f ulp at %.9g\n", k->name, int(kind), alpha, worst,
                  where);
         }
-        CHECK_MSG(worst <= kUlps, k->name << " kind " << int(kind) << ": " << worst << " ulp at "
-                                          << where);
+        CHECK_MSG(worst <= kUlps,
+                  k->name << " kind " << int(kind) << ": " << worst << " ulp at " << where);
       }
     }
   }

@@ -1,5 +1,5 @@
-#include "kernels/act/body.h"
 #include "kernels/vec/avx2.h"
+#include "kernels/act/body.h"
 
 namespace cpumoe::avx2 {
 

@@ -1,5 +1,5 @@
-// The activation on a tile, over a vector type O: one text for every ISA. Included by this room's ISA
-// files only; the functions are static, so each keeps its own copy.
+// The activation on a tile, over a vector type O: one text for every ISA. Included by this room's
+// ISA files only; the functions are static, so each keeps its own copy.
 #pragma once
 #include "kernels/act/act.h"
 #include "kernels/vec/math.h"
@@ -31,8 +31,8 @@ CPUMOE_INLINE typename O::V act_value(typename O::V g, const Activation& act) {
   }
 }
 
-// One line: `gate` and `up` point at it (up null: not gated; pairs: both alternate in `gate`). A bias
-// is one value for the line (bias_step 0) or one per element (bias_step 1).
+// One line: `gate` and `up` point at it (up null: not gated; pairs: both alternate in `gate`). A
+// bias is one value for the line (bias_step 0) or one per element (bias_step 1).
 template <class O, ActKind kKind>
 static void act_line(const ActArgs& a, const float* gate, const float* up, bool pairs,
                      const float* gate_bias, const float* up_bias, int bias_step, float* out) {
@@ -85,13 +85,20 @@ static void act_tile(const ActArgs& a) {
 template <class O>
 CPUMOE_INLINE void act_run(const ActArgs& a) {
   switch (a.act.kind) {
-    case ActKind::identity: return act_tile<O, ActKind::identity>(a);
-    case ActKind::silu: return act_tile<O, ActKind::silu>(a);
-    case ActKind::gelu_erf: return act_tile<O, ActKind::gelu_erf>(a);
-    case ActKind::gelu_tanh: return act_tile<O, ActKind::gelu_tanh>(a);
-    case ActKind::relu: return act_tile<O, ActKind::relu>(a);
-    case ActKind::relu2: return act_tile<O, ActKind::relu2>(a);
-    case ActKind::swiglu_oai: return act_tile<O, ActKind::swiglu_oai>(a);
+    case ActKind::identity:
+      return act_tile<O, ActKind::identity>(a);
+    case ActKind::silu:
+      return act_tile<O, ActKind::silu>(a);
+    case ActKind::gelu_erf:
+      return act_tile<O, ActKind::gelu_erf>(a);
+    case ActKind::gelu_tanh:
+      return act_tile<O, ActKind::gelu_tanh>(a);
+    case ActKind::relu:
+      return act_tile<O, ActKind::relu>(a);
+    case ActKind::relu2:
+      return act_tile<O, ActKind::relu2>(a);
+    case ActKind::swiglu_oai:
+      return act_tile<O, ActKind::swiglu_oai>(a);
   }
 }
 

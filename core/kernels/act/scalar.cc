@@ -1,5 +1,5 @@
-#include "kernels/act/body.h"
 #include "kernels/vec/scalar.h"
+#include "kernels/act/body.h"
 
 namespace cpumoe::scalar {
 

@@ -21,8 +21,8 @@ static void combine_as(const CombineArgs& a) {
     int64_t n[4];
     for (int64_t v = 0; v < 4; ++v) {
       n[v] = max64(0, min64(8, a.len - i - v * 8));
-      sum[v] = a.accumulate && n[v] > 0 ? load_lanes<C>(a.out, i + v * 8, n[v])
-                                        : _mm256_setzero_ps();
+      sum[v] =
+          a.accumulate && n[v] > 0 ? load_lanes<C>(a.out, i + v * 8, n[v]) : _mm256_setzero_ps();
     }
     for (int64_t r = 0; r < a.count; ++r) {
       const float* row = a.rows + (a.index ? a.index[r] : r) * a.row_stride + i;
@@ -38,9 +38,12 @@ static void combine_as(const CombineArgs& a) {
 
 void combine(const CombineArgs& a) {
   switch (a.out_code) {
-    case Code::f32: return combine_as<Code::f32>(a);
-    case Code::f16: return combine_as<Code::f16>(a);
-    case Code::bf16: return combine_as<Code::bf16>(a);
+    case Code::f32:
+      return combine_as<Code::f32>(a);
+    case Code::f16:
+      return combine_as<Code::f16>(a);
+    case Code::bf16:
+      return combine_as<Code::bf16>(a);
   }
 }
 

@@ -65,8 +65,9 @@ TEST(rounding_nan_and_infinity) {
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
   // Ties, overflow to infinity, subnormal halves, and values that stay.
-  const std::vector<float> row = {nan,    inf,   -inf,  1.00390625f, 1.01171875f, 65519.0f,
-                                  65520.0f, 3e38f, 3.4e38f, 1e-7f,   -1e-8f,      -0.0f, 6e-8f};
+  const std::vector<float> row = {nan,      inf,      -inf,  1.00390625f, 1.01171875f,
+                                  65519.0f, 65520.0f, 3e38f, 3.4e38f,     1e-7f,
+                                  -1e-8f,   -0.0f,    6e-8f};
   for (const CombineKernel* k : kernels()) {
     for (Code code : kCodes) {
       char out[64] = {}, want[64] = {};

@@ -94,13 +94,12 @@ void route_token(const Router& r, const float* row, float greatest, int32_t* ids
   const int64_t padded = round_up(r.experts, Lanes::kLanes);
   for (int64_t e = 0; e < r.experts; ++e) logits[e] = row[e];
   for (int64_t e = r.experts; e < padded; ++e) logits[e] = 0;
-  const bool by_logit =
-      r.kind == RouterKind::topk_softmax ||
-      (r.kind == RouterKind::softmax_topk && r.correction == nullptr &&
-       (r.groups == 1 || r.top_groups == r.groups || r.group_max));
+  const bool by_logit = r.kind == RouterKind::topk_softmax ||
+                        (r.kind == RouterKind::softmax_topk && r.correction == nullptr &&
+                         (r.groups == 1 || r.top_groups == r.groups || r.group_max));
   // Softmax over the chosen alone is the same as dividing by their sum: no pass over all experts.
-  const bool chosen_only = r.kind == RouterKind::topk_softmax ||
-                           (by_logit && r.renormalize && r.norm_eps == 0);
+  const bool chosen_only =
+      r.kind == RouterKind::topk_softmax || (by_logit && r.renormalize && r.norm_eps == 0);
   if (r.kind == RouterKind::sigmoid) {
     map_values<true>(logits, r.experts, 0, value);
   } else if (!chosen_only) {
@@ -135,8 +134,8 @@ void route_token(const Router& r, const float* row, float greatest, int32_t* ids
 
 }  // namespace
 
-int64_t route(const Router& router, const float* logits, int64_t stride, int64_t tokens, int32_t* ids,
-              float* weights) {
+int64_t route(const Router& router, const float* logits, int64_t stride, int64_t tokens,
+              int32_t* ids, float* weights) {
   for (int64_t t = 0; t < tokens; ++t) {
     const float* row = logits + t * stride;
     const float greatest = greatest_finite(row, router.experts);

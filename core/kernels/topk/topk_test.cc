@@ -74,8 +74,9 @@ struct Reference {
   }
 };
 
-// Roundings met by a weight: the subtraction of the greatest logit (its absolute error is the relative
-// one of exp), exp or sigmoid (4), a sum over experts, and the divisions and the scale (5).
+// Roundings met by a weight: the subtraction of the greatest logit (its absolute error is the
+// relative one of exp), exp or sigmoid (4), a sum over experts, and the divisions and the scale
+// (5).
 double relative_bound(const Router& r, double spread) {
   return testing::gamma(int64_t(spread) + 10 + r.experts);
 }
@@ -124,8 +125,10 @@ std::vector<float> random_logits(int64_t n, float scale, uint64_t seed) {
 }
 
 TEST(every_router_follows_its_formula) {
-  for (RouterKind kind : {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
-    for (auto [experts, k] : {std::pair{1, 1}, {2, 1}, {8, 2}, {32, 4}, {128, 8}, {60, 60}, {256, 8}}) {
+  for (RouterKind kind :
+       {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
+    for (auto [experts, k] :
+         {std::pair{1, 1}, {2, 1}, {8, 2}, {32, 4}, {128, 8}, {60, 60}, {256, 8}}) {
       for (int mode = 0; mode < 8; ++mode) {
         for (float spread : {0.01f, 3.0f, 60.0f}) {
           Router r;
@@ -144,7 +147,8 @@ TEST(every_router_follows_its_formula) {
 
 TEST(groups_and_correction) {
   std::vector<float> correction = random_logits(256, 0.5f, 77);
-  for (RouterKind kind : {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
+  for (RouterKind kind :
+       {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
     for (int mode = 0; mode < 8; ++mode) {
       for (auto [groups, top] : {std::pair{8, 4}, {8, 1}, {4, 3}, {16, 16}, {1, 1}}) {
         Router r;
@@ -165,8 +169,8 @@ TEST(groups_and_correction) {
   }
 }
 
-// A group with better scores but all corrections very negative must not be chosen from, and experts of
-// a chosen group are chosen even below experts of a refused one or below zero.
+// A group with better scores but all corrections very negative must not be chosen from, and experts
+// of a chosen group are chosen even below experts of a refused one or below zero.
 TEST(only_chosen_groups_are_chosen_from) {
   const std::vector<float> correction = {-9, -9, -9, -9, 0, 0, -3, -3};
   Router r;
@@ -184,7 +188,8 @@ TEST(only_chosen_groups_are_chosen_from) {
 }
 
 TEST(ties_go_to_the_lower_id) {
-  for (RouterKind kind : {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
+  for (RouterKind kind :
+       {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
     Router r;
     r.kind = kind;
     r.experts = 8;
@@ -203,7 +208,8 @@ TEST(ties_go_to_the_lower_id) {
 }
 
 TEST(extreme_logits_stay_finite) {
-  for (RouterKind kind : {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
+  for (RouterKind kind :
+       {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
     Router r;
     r.kind = kind;
     r.experts = 4;
@@ -219,14 +225,15 @@ TEST(extreme_logits_stay_finite) {
 }
 
 TEST(nan_and_infinity_are_reported) {
-  for (RouterKind kind : {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
+  for (RouterKind kind :
+       {RouterKind::softmax_topk, RouterKind::topk_softmax, RouterKind::sigmoid}) {
     Router r;
     r.kind = kind;
     r.experts = 5;
     r.top_k = 2;
-    for (float bad : {std::numeric_limits<float>::quiet_NaN(),
-                      std::numeric_limits<float>::infinity(),
-                      -std::numeric_limits<float>::infinity()}) {
+    for (float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+          -std::numeric_limits<float>::infinity()}) {
       for (size_t at : {size_t(10), size_t(12), size_t(14)}) {
         std::vector<float> logits = random_logits(25, 2.0f, 5);
         logits[at] = bad;

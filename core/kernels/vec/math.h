@@ -1,5 +1,5 @@
-// Elementary functions over a vector type O (cpumoe::<isa>::Vec). Errors are in units of 2^-24 of the
-// value, worst case measured over dense sweeps by act_test.
+// Elementary functions over a vector type O (cpumoe::<isa>::Vec). Errors are in units of 2^-24 of
+// the value, worst case measured over dense sweeps by act_test.
 #pragma once
 #include "base/types.h"
 
@@ -48,20 +48,21 @@ template <class O>
 CPUMOE_INLINE typename O::V mul_sigmoid(typename O::V a, typename O::V z, typename O::V z_low) {
   const auto zero = O::set1(0.0f), far = O::set1(250.0f);
   const auto magnitude = O::abs(z);
-  auto down = O::sub(zero, O::min(far, magnitude));       // -|z|
+  auto down = O::sub(zero, O::min(far, magnitude));  // -|z|
   auto low = O::if_less(z, zero, z_low, O::sub(zero, z_low));
   low = O::if_less(magnitude, far, low, zero);
   typename O::V n;
-  const auto p = exp_parts<O>(down, low, &n);             // exp(-|z|)
+  const auto p = exp_parts<O>(down, low, &n);  // exp(-|z|)
   const auto one_plus = O::add(O::set1(1.0f), scale_down<O>(p, n));
-  // z >= 0: a / (1 + e); z < 0: a e / (1 + e), scaled last so that only the result may underflow, and
-  // by p / 2 first so that a large `a` does not overflow.
+  // z >= 0: a / (1 + e); z < 0: a e / (1 + e), scaled last so that only the result may underflow,
+  // and by p / 2 first so that a large `a` does not overflow.
   const auto top = O::if_less(z, zero, O::mul(a, O::mul(p, O::set1(0.5f))), a);
   return scale_down<O>(O::div(top, one_plus), O::if_less(z, zero, O::add(n, O::set1(1.0f)), zero));
 }
 
-// x * Phi(x), Phi the normal distribution function: the exact gelu. Phi(-y) = exp(-y^2 / 2) h(y) with
-// h(y) = erfcx(y / sqrt 2) / 2 = P((y - 4) / (y + 4)) / (1 + sqrt(2) y), P of degree 10 (0.04 units).
+// x * Phi(x), Phi the normal distribution function: the exact gelu. Phi(-y) = exp(-y^2 / 2) h(y)
+// with h(y) = erfcx(y / sqrt 2) / 2 = P((y - 4) / (y + 4)) / (1 + sqrt(2) y), P of degree 10 (0.04
+// units).
 template <class O>
 CPUMOE_INLINE typename O::V mul_normal_cdf(typename O::V x) {
   const auto zero = O::set1(0.0f), one = O::set1(1.0f);
@@ -89,7 +90,8 @@ CPUMOE_INLINE typename O::V mul_normal_cdf(typename O::V x) {
   const auto bounded = O::max(O::set1(-15.0f), x);
   const auto below = scale_down<O>(O::mul(bounded, hp), n);
   const auto above = O::mul(x, O::sub(one, scale_down<O>(hp, n)));
-  // |x| < 1/2: x (1/2 + x R(x^2)), the Taylor series to x^11 (next term 2^-33), where h would lose bits.
+  // |x| < 1/2: x (1/2 + x R(x^2)), the Taylor series to x^11 (next term 2^-33), where h would lose
+  // bits.
   auto t = O::set1(-0x1.3ce8fap-17f);
   t = O::fma(t, s, O::set1(0x1.e42b0ep-14f));
   t = O::fma(t, s, O::set1(-0x1.37404p-10f));

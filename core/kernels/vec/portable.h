@@ -1,5 +1,5 @@
-// Four fp32 lanes in the compiler's own vector type: whatever the baseline CPU has, no intrinsics and no
-// compiler flags. The meaning of each function is in vec/scalar.h; fma rounds twice.
+// Four fp32 lanes in the compiler's own vector type: whatever the baseline CPU has, no intrinsics
+// and no compiler flags. The meaning of each function is in vec/scalar.h; fma rounds twice.
 #pragma once
 #include "base/types.h"
 

@@ -97,7 +97,8 @@ inline double element(const VectorView& v, int64_t i) {
 }
 
 // W[n, :] . x + bias: the error of the sum, and what the errors of x become.
-inline Bounded dot(const WeightView& w, int64_t n, const std::vector<Bounded>& x, const double* bias) {
+inline Bounded dot(const WeightView& w, int64_t n, const std::vector<Bounded>& x,
+                   const double* bias) {
   double sum = bias ? *bias : 0, magnitude = std::fabs(sum), carried = 0;
   for (int64_t k = 0; k < w.k; ++k) {
     const double v = double(decode_weight(w, n, k));
@@ -113,14 +114,24 @@ inline Bounded activation(ActKind kind, double alpha, const Bounded& x) {
   const double v = x.value;
   double f = 0, slope = 1.13;  // silu, gelu and x sigmoid(alpha x) stay below
   switch (kind) {
-    case ActKind::identity: f = v, slope = 1; break;
-    case ActKind::silu: f = v / (1 + std::exp(-v)); break;
-    case ActKind::swiglu_oai: f = v / (1 + std::exp(-alpha * v)); break;
-    case ActKind::gelu_erf: f = 0.5 * v * std::erfc(-v * M_SQRT1_2); break;
+    case ActKind::identity:
+      f = v, slope = 1;
+      break;
+    case ActKind::silu:
+      f = v / (1 + std::exp(-v));
+      break;
+    case ActKind::swiglu_oai:
+      f = v / (1 + std::exp(-alpha * v));
+      break;
+    case ActKind::gelu_erf:
+      f = 0.5 * v * std::erfc(-v * M_SQRT1_2);
+      break;
     case ActKind::gelu_tanh:
       f = 0.5 * v * (1 + std::tanh(std::sqrt(2 / M_PI) * (v + 0.044715 * v * v * v)));
       break;
-    case ActKind::relu: f = std::fmax(v, 0), slope = 1; break;
+    case ActKind::relu:
+      f = std::fmax(v, 0), slope = 1;
+      break;
     case ActKind::relu2:
       f = v > 0 ? v * v : 0, slope = 2 * (std::fabs(v) + x.error);
       break;
@@ -139,7 +150,8 @@ inline Bounded times(const Bounded& a, const Bounded& b) {
 }
 
 // Expert e of one token: [hidden].
-inline std::vector<Bounded> expert(const ExpertsView& x, int64_t e, const std::vector<Bounded>& in) {
+inline std::vector<Bounded> expert(const ExpertsView& x, int64_t e,
+                                   const std::vector<Bounded>& in) {
   const size_t i = size_t(e);
   const auto bias = [](std::span<const VectorView> b, size_t at, int64_t n, double* value) {
     if (b.empty()) return static_cast<const double*>(nullptr);
@@ -179,7 +191,8 @@ inline Bounded rounded(const Bounded& x, Code code) {
   return {x.value, x.error + u * (std::fabs(x.value) + x.error) + tiny};
 }
 
-// The operator in float64: out [tokens * hidden]. `base`: what out holds before (accumulate), or null.
+// The operator in float64: out [tokens * hidden]. `base`: what out holds before (accumulate), or
+// null.
 inline std::vector<Bounded> reference(std::span<const MoeBlock> blocks, const MatrixView& x,
                                       Code out_code, const std::vector<double>* base = nullptr) {
   const size_t hidden = size_t(x.cols);

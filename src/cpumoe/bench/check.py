@@ -15,10 +15,9 @@ _U = 2.0**-24  # unit roundoff of fp32
 _TINY = float(np.finfo(np.float32).tiny)  # absolute error of a result that underflows
 _CHUNK = 1 << 23  # weight elements decoded at a time (64 MiB of float64)
 
-
-def gamma(n: int, u: float = _U) -> float:
-    """Relative error bound n*u / (1 - n*u) of a chain of n roundings, in whatever order."""
-    return n * u / (1 - n * u)
+LAMBDA = 8.0
+"""Hoeffding: a sum of independent errors |e_i| <= c_i exceeds LAMBDA * sqrt(sum c_i^2) with a
+probability of at most 2 exp(-LAMBDA^2 / 2) = 3e-14."""
 
 
 def _erf(x: Array) -> Array:
@@ -109,36 +108,68 @@ def sample(shape: Shape, ids: Array, rng: np.random.Generator, budget: int) -> t
     return np.array(sorted(chosen)), columns
 
 
-def _products(weight: Array, x: Array) -> tuple[Array, Array]:
-    """(W x^T, |W| |x|^T) in float64; weight [N, K] of any format, x [M, K]. Results [N, M]."""
+@dataclass
+class _Errors:
+    """Values with what is known of their errors: fixed + LAMBDA * sqrt(square) bounds them.
+
+    Args:
+        value: float64 results.
+        fixed: sum of the errors that may all have one sign.
+        square: sum of the squares of the independent ones.
+    """
+
+    value: Array
+    fixed: Array
+    square: Array
+
+    def bound(self) -> Array:
+        return self.fixed + LAMBDA * np.sqrt(self.square)
+
+
+def _product(weight: Array, x: _Errors, bias: Array | None, store: float) -> _Errors:
+    """W x + bias for weight [N, K] of any format and x [K, M]: results [N, M].
+
+    A sum of K products has K roundings, each at most u times a partial sum, which is at most sum
+    |w||x|; errors of x pass through |w| (fixed) and w^2 (square).
+    """
     n, k = weight.shape
+    value, size, fixed, square = (np.empty((n, x.value.shape[1])) for _ in range(4))
     step = max(1, _CHUNK // k)
-    value = np.empty((n, x.shape[0]))
-    size = np.empty_like(value)
+    exact = not x.fixed.any() and not x.square.any()
     for start in range(0, n, step):
-        block = decode(weight[start : start + step])
-        value[start : start + step] = block @ x.T
-        size[start : start + step] = np.abs(block) @ np.abs(x).T
-    return value, size
+        rows = slice(start, start + step)
+        block = decode(weight[rows])
+        value[rows] = block @ x.value
+        fixed[rows] = 0
+        square[rows] = 0
+        if not exact:
+            square[rows] = (block * block) @ x.square
+        np.abs(block, out=block)
+        size[rows] = block @ np.abs(x.value)
+        if not exact:
+            fixed[rows] = block @ x.fixed
+    if bias is not None:
+        value, size = value + bias, size + np.abs(bias)
+    square += (k + 1) * (_U * size) ** 2 + (store * value) ** 2
+    return _Errors(value, fixed, square)
 
 
-def _gate(
-    shape: Shape, g: Array, u: Array, dg: Array, du: Array, store: float
-) -> tuple[Array, Array]:
-    """Activation of [I, M] gate and up values and how their errors dg and du pass through it."""
-    if shape.limit is not None:  # clamping never enlarges an error
+def _gate(shape: Shape, gate: _Errors, up: _Errors, store: float) -> _Errors:
+    """Activation of gate and up values [I, M]; clamping and the slope pass their errors on."""
+    g, u, u_square = gate.value, up.value, up.square
+    if shape.limit is not None:
         g, u = np.minimum(g, shape.limit), np.clip(u, -shape.limit, shape.limit)
     if shape.activation == "swiglu_oai":
         f, slope = g * _sigmoid(shape.alpha * g), 1.1
-        u, du = u + 1, du + (_U + store) * (np.abs(u) + 1)
+        u, u_square = u + 1, u_square + (_U**2 + store**2) * (np.abs(u) + 1) ** 2
     else:
         function, slope = ACTIVATIONS[shape.activation]
         f = function(g)
-    # The activation kernels promise 4 ulp (8 roundoffs) of f; two more roundings for the product.
-    df = slope * dg + (8 * _U + 2 * store) * (np.abs(f) + slope * dg) + _TINY
+    # The activation kernels promise 4 ulp, 8 roundoffs, of f; two more roundings for the product.
     h = f * u
-    dh = df * (np.abs(u) + du) + np.abs(f) * du
-    return h, dh + (2 * _U + store) * (np.abs(h) + dh)
+    f_square = slope**2 * gate.square + (store * f) ** 2
+    square = f_square * u**2 + f**2 * u_square + ((2 * _U) ** 2 + store**2) * h**2
+    return _Errors(h, 8 * _U * np.abs(h) + _TINY, square)
 
 
 def reference(
@@ -153,10 +184,12 @@ def reference(
 ) -> Reference:
     """Recomputes a sample of one output in float64, with the error bound of each value.
 
-    Bound: every product of K terms is within gamma(K + 1) of sum |w||x| in fp32, whatever its
-    order; the errors of gate and up pass through the activation by its largest slope, those of the
-    intermediate through |W_down|; a token's sum adds gamma(k + 2). `store` counts once for each
-    value that is rounded to it on the way.
+    Bound: to first order the error is a sum of roundings, each of at most the unit roundoff times
+    the value it rounds, passed on through the products behind it and the slope of the activation.
+    Taken as independent they are bounded by Hoeffding's inequality (LAMBDA times the root of the
+    sum of their squares); the error of the activation kernel and of the k additions of a token,
+    which need not be, are added up. (N. Higham and T. Mary, A new approach to probabilistic
+    rounding error analysis, 2019.)
 
     Args:
         weights: ``gate_up``, ``down`` and, with biases, ``gate_up_bias`` and ``down_bias``, all
@@ -177,44 +210,42 @@ def reference(
         [[4.0, 4.0]]
     """
     tokens, columns = where
-    value = np.zeros((len(tokens), len(columns)))
-    error, size = np.zeros_like(value), np.zeros_like(value)
-    by_columns = shape.layout == "columns"
+    total = _Errors(*(np.zeros((len(tokens), len(columns))) for _ in range(3)))
+    size = np.zeros_like(total.value)
     chosen = ids[tokens]
     for expert in _distinct(chosen):
         rows, slots = np.nonzero(chosen == expert)
-        inputs = decode(x[tokens[rows]])
-        gate_up = weights["gate_up"][expert]
-        down = weights["down"][expert]
-        gate_up, down = (gate_up.T, down.T) if by_columns else (gate_up, down)
-        gu, gu_size = _products(gate_up, inputs)
+        inputs = decode(x[tokens[rows]]).T
+        gate_up, down = weights["gate_up"][expert], weights["down"][expert]
+        gate_up_bias = down_bias = None
+        if shape.layout == "columns":
+            gate_up, down = gate_up.T, down.T
         if shape.bias:
-            bias = decode(weights["gate_up_bias"][expert])[:, None]
-            gu, gu_size = gu + bias, gu_size + np.abs(bias)
-        gu_error = gamma(shape.hidden + 1) * gu_size + store * np.abs(gu)
-        (g, u), (dg, du) = _split(shape, gu), _split(shape, gu_error)
-        h, dh = _gate(shape, g, u, dg, du, store)
-        both, both_size = _products(down[columns], np.concatenate([h.T, dh.T]))
-        y, dy = both[:, : len(rows)], both_size[:, len(rows) :]
-        y_size = both_size[:, : len(rows)] + dy
-        if shape.bias:
-            bias = decode(weights["down_bias"][expert])[columns][:, None]
-            y, y_size = y + bias, y_size + np.abs(bias)
-        dy = dy + gamma(shape.inter + 1) * y_size + store * np.abs(y)
+            gate_up_bias = decode(weights["gate_up_bias"][expert])[:, None]
+            down_bias = decode(weights["down_bias"][expert])[columns][:, None]
+        nothing = np.zeros_like(inputs)
+        both = _product(gate_up, _Errors(inputs, nothing, nothing), gate_up_bias, store)
+        h = _gate(shape, *_split(shape, both), store)
+        y = _product(down[columns], h, down_bias, store)
         score = scores[tokens[rows], slots].astype(np.float64)[:, None]
-        np.add.at(value, rows, score * y.T)
-        np.add.at(error, rows, np.abs(score) * dy.T)
-        np.add.at(size, rows, np.abs(score) * (np.abs(y) + dy).T)
-    error += (gamma(shape.top_k + 2) + (shape.top_k + 2) * store) * size
-    return Reference(tokens, columns, value, error)
+        term = np.abs(score * y.value.T)
+        np.add.at(total.value, rows, score * y.value.T)
+        np.add.at(total.fixed, rows, np.abs(score) * y.fixed.T)
+        np.add.at(total.square, rows, score**2 * y.square.T + ((2 * store) * term) ** 2)
+        np.add.at(size, rows, term)
+    total.fixed += (shape.top_k + 1) * (_U + store) * size + _TINY
+    return Reference(tokens, columns, total.value, total.bound())
 
 
 def _distinct(ids: Array) -> Iterable[int]:
     return map(int, np.unique(ids))
 
 
-def _split(shape: Shape, rows: Array) -> tuple[Array, Array]:
+def _split(shape: Shape, both: _Errors) -> tuple[_Errors, _Errors]:
     """Gate and up rows of a fused [2I, M] block."""
     if shape.interleaved:
-        return rows[0::2], rows[1::2]
-    return rows[: shape.inter], rows[shape.inter :]
+        gate, up = slice(0, None, 2), slice(1, None, 2)
+    else:
+        gate, up = slice(0, shape.inter), slice(shape.inter, None)
+    parts = [_Errors(both.value[p], both.fixed[p], both.square[p]) for p in (gate, up)]
+    return parts[0], parts[1]

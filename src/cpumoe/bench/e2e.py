@@ -76,13 +76,13 @@ class Text:
         self.model = model
         self.in_layers, self.in_head = active_elements(model.spec)
         self.session = model.session()
-        self.logits: Array | None = None
+        self.next = np.zeros(1, np.int32)
 
     def feed(self, ids: Array) -> Run:
-        """Appends `ids` [T] int32 in one native call and keeps the logits of the last one."""
+        """Appends `ids` [T] int32 in one native call and chooses the token behind them."""
         start = time.perf_counter()
-        self.logits = self.model.decoder.forward([(self.session.cache, ids)])
-        choice = int(np.argmax(self.logits[0]))
+        logits = np.asarray(self.model.decoder.forward([(self.session.cache, ids)]))
+        choice = int(np.argmax(logits[0]))
         seconds = time.perf_counter() - start
         self.next = np.array([choice], np.int32)
         flops = 2 * (len(ids) * self.in_layers + self.in_head)

@@ -7,17 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from cpumoe import _core
     from cpumoe.engine import Model, Stats
 
 # A step that takes longer than this shows a progress bar.
 PATIENCE_S = 2.0
-# How long the closing figures may measure the memory bandwidth.
-_PROBE_S = 0.2
+# Passes of the closing bandwidth measurement; the median counts. About 0.1 s in all.
+_PROBE_PASSES = 5
 
 ModelPath = Annotated[
     Path, typer.Argument(metavar="MODEL", help="Checkpoint directory.", show_default=False)
@@ -125,11 +127,16 @@ def read_weights(model: Model) -> None:
             report(done, total)
 
 
-def measure_read_bandwidth(threads: int) -> float:
-    """10^9 bytes per second that this machine's memory delivers now, measured briefly."""
+def measure_read_bandwidth(executor: _core.Executor) -> float:
+    """10^9 bytes per second that this machine's memory delivers now to these workers.
+
+    Reads four times the last-level cache, so that little of it can stay there.
+    """
     from cpumoe import _core
 
-    return float(_core.Probe(threads).read_gb_per_s(_PROBE_S))
+    size = min(max(4 * _core.Machine.probe().l3, 64 << 20), 256 << 20)
+    probe = _core.Probe(size)
+    return median(probe.read_gb_per_s(executor) for _ in range(_PROBE_PASSES))
 
 
 def describe_stats(stats: Stats, read_gb_per_s: float) -> str:

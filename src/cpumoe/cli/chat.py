@@ -90,7 +90,7 @@ class _Chat:
             common.write(" [interrupted]")
         common.write("\n")
         if self.stats:
-            limit = common.measure_read_bandwidth(self.talk.model.executor.threads)
+            limit = common.measure_read_bandwidth(self.talk.model.executor)
             common.note(common.describe_stats(stream.completion.stats, limit))
         if stream.completion.finish == "context":
             common.note("The context is full. /undo, or /reset to go on.")

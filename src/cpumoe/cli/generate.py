@@ -85,7 +85,7 @@ def generate(
     common.write("\n")
     if stats:
         figures = stream.completion.stats
-        limit = common.measure_read_bandwidth(loaded.executor.threads)
+        limit = common.measure_read_bandwidth(loaded.executor)
         common.note(common.describe_stats(figures, limit))
     if interrupted:
         raise typer.Exit(130)

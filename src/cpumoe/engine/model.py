@@ -51,6 +51,12 @@ class Stream(Iterator[str]):
         """The next piece; never a part of a character or of a stop string."""
         return next(self._source)
 
+    def read(self) -> str:
+        """Generate to the end; returns the whole text."""
+        for _ in self:
+            pass
+        return self.completion.text
+
     def close(self) -> None:
         """Stop generating; the session stays usable."""
         self._source.close()
@@ -228,8 +234,7 @@ class Model:
         stream = self.stream_request(
             self.request(ids, self.params(**sampling), after_prompt=False)
         )
-        for _ in stream:
-            pass
+        stream.read()
         return stream.completion
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:

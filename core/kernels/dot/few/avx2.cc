@@ -7,12 +7,7 @@
 namespace cpumoe::avx2 {
 namespace {
 
-// Lines of 64 bytes to fetch while one line of each of R rows is used: line l, r at
-// next + l * line_step + r * row_step.
-struct Ahead {
-  const char* next;
-  int64_t row_step, line_step;
-};
+constexpr int64_t kAhead = 16384;  // bytes fetched into L2 ahead of their use, rounded up to whole rows
 
 // Sums run along K in 8 lanes per (feature, token), added up at the end.
 
@@ -24,16 +19,22 @@ CPUMOE_INLINE void rows_half(__m256 acc[R][T], const char* w, int64_t stride, co
   const auto token = [&](int t) { return _mm256_loadu_ps(x + t * xs + (kHi ? 8 : 0)); };
   if constexpr (R <= T) {
     __m256 v[R];
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) v[r] = weight(r);
+#pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
       const __m256 xt = token(t);
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) acc[r][t] = _mm256_fmadd_ps(v[r], xt, acc[r][t]);
     }
   } else {
     __m256 v[T];
+#pragma GCC unroll 16
     for (int t = 0; t < T; ++t) v[t] = token(t);
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const __m256 wr = weight(r);
+#pragma GCC unroll 16
       for (int t = 0; t < T; ++t) acc[r][t] = _mm256_fmadd_ps(wr, v[t], acc[r][t]);
     }
   }
@@ -48,10 +49,12 @@ CPUMOE_INLINE void rows_step(__m256 acc[R][T], const char* w, int64_t stride, co
 // c[t * cs + r] for R features and T tokens.
 template <class W, int R, int T>
 void rows_tile(const char* w, int64_t stride, const float* x, int64_t xs, int64_t inputs, float* c,
-               int64_t cs, Ahead ahead) {
+               int64_t cs, const char* next) {
   constexpr int64_t kLine = 64 / W::kBytes;
   __m256 acc[R][T];
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
     for (int t = 0; t < T; ++t) acc[r][t] = _mm256_setzero_ps();
   }
   int64_t k = 0;
@@ -59,22 +62,23 @@ void rows_tile(const char* w, int64_t stride, const float* x, int64_t xs, int64_
     for (int64_t i = 0; i < kLine; i += 16) {
       rows_step<W, R, T>(acc, w + (k + i) * W::kBytes, stride, x + k + i, xs);
     }
-    for (int r = 0; r < R; ++r) {
-      _mm_prefetch(ahead.next + r * ahead.row_step, _MM_HINT_T0);
-    }
-    ahead.next += ahead.line_step;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) _mm_prefetch(next + r * stride + k * W::kBytes, _MM_HINT_T1);
   }
   for (; k + 16 <= inputs; k += 16) {
     rows_step<W, R, T>(acc, w + k * W::kBytes, stride, x + k, xs);
   }
   if (k < inputs) {
     alignas(64) char tail[R * 64];
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       copy_tail16<W>(w + r * stride + k * W::kBytes, inputs - k, tail + r * 64);
     }
     rows_step<W, R, T>(acc, tail, 64, x + k, xs);
   }
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
     for (int t = 0; t < T; ++t) {
       const __m256 h = _mm256_hadd_ps(acc[r][t], acc[r][t]);
       const __m256 q = _mm256_hadd_ps(h, h);
@@ -92,20 +96,16 @@ void rows_group(const DotArgs& a, int64_t n0, int64_t n1, int64_t m, bool fetch)
   const char* base = static_cast<const char*>(w.data);
   const float* x = static_cast<const float*>(a.act) + Rows::pos(m, 0, w.k);
   float* c = a.c + (m - a.m0) * a.c_stride;
+  const int64_t ahead = stride > 0 ? ceil_div(kAhead, stride) : 0;  // rows
   int64_t n = n0;
   for (; n + R <= n1; n += R) {
     const char* p = base + n * stride;
-    Ahead ahead{p, 0, 0};
-    if (fetch && n + 2 * R <= a.n1) {
-      ahead.next = p + R * stride;
-      ahead.row_step = w.stride == w.k ? 64 : stride;
-      ahead.line_step = w.stride == w.k ? 64 * R : 64;
-    }
-    rows_tile<W, R, T>(p, stride, x, xs, w.k, c + (n - a.n0), a.c_stride, ahead);
+    const char* next = fetch && n + ahead + R <= a.n1 ? p + ahead * stride : p;
+    rows_tile<W, R, T>(p, stride, x, xs, w.k, c + (n - a.n0), a.c_stride, next);
   }
   for (; n < n1; ++n) {
     const char* p = base + n * stride;
-    rows_tile<W, 1, T>(p, stride, x, xs, w.k, c + (n - a.n0), a.c_stride, Ahead{p, 0, 0});
+    rows_tile<W, 1, T>(p, stride, x, xs, w.k, c + (n - a.n0), a.c_stride, p);
   }
 }
 

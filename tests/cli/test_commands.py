@@ -1,0 +1,218 @@
+"""The command line as a user sees it: text on standard output, the rest on standard error."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import cpumoe
+from cpumoe.cli import main
+
+
+def cli(*args, stdin="", **env):
+    """Run `cpumoe ARGS`; returns the finished process."""
+    return subprocess.run(
+        [sys.executable, "-m", "cpumoe.cli.main", *map(str, args)],
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        capture_output=True,
+        timeout=300,
+        env=os.environ | {"COLUMNS": "100"} | env,
+    )
+
+
+def text(done):
+    return done.stdout.decode()
+
+
+def errors(done):
+    return done.stderr.decode()
+
+
+def test_help_lists_every_verb():
+    done = cli("--help")
+    assert done.returncode == 0
+    for verb in main.verbs():
+        assert verb in text(done)
+    assert {"generate", "chat"} <= set(main.verbs())
+
+
+def test_version():
+    assert text(cli("--version")).strip() == f"cpumoe {cpumoe.__version__}"
+
+
+def test_generate_prints_the_text_and_the_figures(bundled):
+    args = ["Once upon a time", "--max-tokens", 12, "--temperature", 0]
+    done = cli("generate", bundled, *args)
+    want = cpumoe.load(bundled).generate("Once upon a time", max_tokens=12, temperature=0)
+    assert done.returncode == 0
+    assert text(done) == want.text + "\n"
+    for part in ("prompt 4 tokens", "tokens/s", "decode 11 tokens", "GB/s = ", "% of this machine"):
+        assert part in errors(done)
+
+
+def test_generate_quietly(bundled):
+    done = cli("generate", bundled, "The", "--max-tokens", 3, "--no-stats", "--seed", 1)
+    assert errors(done) == ""
+
+
+def test_prompt_from_standard_input_and_from_a_file(bundled, tmp_path):
+    options = ["--max-tokens", 6, "--temperature", 0, "--no-stats"]
+    want = text(cli("generate", bundled, "One cat 漢字", *options))
+    assert text(cli("generate", bundled, "-", *options, stdin="One cat 漢字")) == want
+    (tmp_path / "p.txt").write_text("One cat 漢字", encoding="utf-8")
+    assert text(cli("generate", bundled, "--file", tmp_path / "p.txt", *options)) == want
+    echoed = text(cli("generate", bundled, "One cat 漢字", *options, "--echo"))
+    assert echoed == "One cat 漢字" + want
+
+
+def test_generate_through_the_chat_template(bundled):
+    done = cli("generate", bundled, "Hello", "--chat", "--max-tokens", 6, "--temperature", 0)
+    assert text(done).strip() == cpumoe.load(bundled).chat("Hello", max_tokens=6, temperature=0).text
+
+
+BAD = {
+    "absent directory": (["/nonexistent", "x"], "no such directory"),
+    "empty prompt": (["MODEL", ""], "prompt: must not be empty"),
+    "no prompt": (["MODEL"], "give either PROMPT"),
+    "two prompts": (["MODEL", "x", "--file", "y"], "give either PROMPT"),
+    "absent file": (["MODEL", "--file", "/nonexistent"], "/nonexistent: No such file"),
+    "long prompt": (["MODEL", "word " * 40, "--context", "16"], "at most 16 tokens"),
+    "top_p": (["MODEL", "x", "--top-p", "3"], "top_p: must be above 0"),
+    "kv": (["MODEL", "x", "--kv", "int3"], "kv: must be"),
+    "threads": (["MODEL", "x", "--threads", "0"], "--threads"),
+    "unknown option": (["MODEL", "x", "--frobnicate"], "frobnicate"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_errors_are_a_sentence_and_exit_code_2(name, bundled):
+    args, message = BAD[name]
+    done = cli("generate", *(bundled if a == "MODEL" else a for a in args))
+    assert done.returncode == 2
+    assert message in " ".join(errors(done).split())
+    assert "Traceback" not in errors(done)
+    assert text(done) == ""
+
+
+def test_debug_shows_the_traceback():
+    for args in (["--debug", "generate", "/nonexistent", "x"], ["generate", "/none", "x", "--debug"]):
+        assert "Traceback" in errors(cli(*args))
+
+
+def test_standard_input_that_is_no_text(bundled):
+    done = cli("generate", bundled, "-", stdin=b"\xff\xfe")
+    assert done.returncode == 2
+    assert "UTF-8" in errors(done)
+
+
+def test_unknown_verb():
+    done = cli("genrate")
+    assert done.returncode == 2
+    assert "genrate" in errors(done)
+
+
+def test_reader_that_goes_away(bundled):
+    command = f"{sys.executable} -m cpumoe.cli.main generate {bundled} The --max-tokens 60 | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=300)
+    assert "Traceback" not in errors(done)
+
+
+def test_piped_chat_is_one_line_a_turn(bundled, tmp_path):
+    lines = f"Hello\n/undo\n/nonsense\nHello\n\nAnd then?\n/save {tmp_path}/talk.json\n/exit\nignored\n"
+    done = cli("chat", bundled, "--max-tokens", 6, "--temperature", 0, stdin=lines)
+    assert done.returncode == 0
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [m["content"] for m in saved[::2]] == ["Hello", "And then?"]
+    answers = [m["content"] for m in saved[1::2]]
+    assert text(done) == answers[0] + "\n" + answers[0] + "\n" + answers[1] + "\n"
+    assert "No command /nonsense" in errors(done)
+
+
+def test_piped_chat_reports_errors(bundled):
+    done = cli("chat", bundled, "--context", 16, stdin="word " * 40 + "\n")
+    assert done.returncode == 2
+    assert "shorter than the context" in errors(done)
+
+
+class Terminal:
+    """`cpumoe ARGS` on a pseudo-terminal."""
+
+    def __init__(self, *args):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = "dumb"
+            os.execv(sys.executable, [sys.executable, "-m", "cpumoe.cli.main", *map(str, args)])
+        self.seen = b""
+
+    def until(self, wanted, seconds=120):
+        """Read until `wanted` has come since the last call."""
+        start, end = len(self.seen), time.monotonic() + seconds
+        while wanted not in self.seen[start:].decode(errors="replace"):
+            assert time.monotonic() < end, self.seen[start:]
+            if select.select([self.fd], [], [], 0.2)[0]:
+                self.seen += os.read(self.fd, 4096)
+        return self.seen[start:].decode(errors="replace")
+
+    def send(self, keys):
+        os.write(self.fd, keys)
+
+    def close(self):
+        """Exit status; the program must end by itself."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            if select.select([self.fd], [], [], 0.1)[0]:
+                try:
+                    self.seen += os.read(self.fd, 4096)
+                except OSError:  # the other end has closed
+                    pass
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                os.close(self.fd)
+                return os.waitstatus_to_exitcode(status)
+        os.kill(self.pid, signal.SIGKILL)
+        raise AssertionError("did not end")
+
+
+def test_chat_on_a_terminal_survives_an_interrupt(bundled):
+    terminal = Terminal("chat", bundled, "--max-tokens", 1500, "--temperature", 1, "--seed", 1)
+    terminal.until("> ")
+    terminal.send(b"\x03")
+    terminal.until("Ctrl-D or /exit leaves.")
+    terminal.until("> ")
+    for _ in range(20):  # an answer may end by itself before the key arrives: ask again
+        terminal.send(b"Tell me a long story.\r")
+        terminal.until("story.\r\n")
+        terminal.until(" ")
+        terminal.send(b"\x03")
+        if "[interrupted" in terminal.until("> "):
+            break
+    else:
+        raise AssertionError("never interrupted")
+    terminal.send(b"/stats\r")
+    terminal.until("> ")
+    terminal.send(b"Hi\r")
+    time.sleep(0.5)
+    terminal.send(b"\x03")
+    terminal.until("> ")
+    terminal.send(b"\x04")
+    assert terminal.close() == 0
+
+
+def test_interrupted_generate_exits_130(bundled):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cpumoe.cli.main", "generate", str(bundled), "Once upon a time"]
+        + ["--max-tokens", "1900", "--temperature", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert b"Traceback" not in stderr
+    assert process.returncode in (130, 0)  # 0: it had just finished
