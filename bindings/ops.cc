@@ -286,14 +286,14 @@ void py_route(nb::handle logits_source, int64_t k, const std::string& kind, bool
 }
 
 // A new array with x's dtype for libraries that can only import: they take it over by DLPack.
-nb::ndarray<> py_empty_like(nb::handle x_source, const std::vector<int64_t>& shape) {
+nb::ndarray<nb::array_api> py_empty_like(nb::handle x_source, const std::vector<int64_t>& shape) {
   const Array x = take_array(x_source, "empty_like", "x");
   std::vector<size_t> extents(shape.begin(), shape.end());
   size_t bytes = x.owner.itemsize();
   for (size_t n : extents) bytes *= n;
   auto* buffer = new cpumoe::AlignedBuffer(bytes + 64);
   nb::capsule owner(buffer, [](void* p) noexcept { delete static_cast<cpumoe::AlignedBuffer*>(p); });
-  return nb::ndarray<>(buffer->data(), extents.size(), extents.data(), owner, nullptr, x.owner.dtype());
+  return nb::ndarray<nb::array_api>(buffer->data(), extents.size(), extents.data(), owner, nullptr, x.owner.dtype());
 }
 
 }  // namespace

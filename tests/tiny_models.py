@@ -63,8 +63,10 @@ VARIANTS: dict[str, tuple[str, dict]] = {
         "olmoe",
         OLMOE
         | {"clip_qkv": 0.5, "norm_topk_prob": True, "attention_bias": True}
-        | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, **LLAMA3}
-           | {"original_max_position_embeddings": 32}},
+        | {
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, **LLAMA3}
+            | {"original_max_position_embeddings": 32}
+        },
     ),
 }
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")

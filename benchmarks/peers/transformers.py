@@ -13,6 +13,7 @@ from typing import Any
 
 _IMPLEMENTATIONS = ("grouped_mm", "eager", "batched_mm")
 _GATHERED = 1 << 30  # bytes of weights that batched_mm may copy for a trial
+_WARM_TOKENS = 4  # of the calls before a timed one, as many as ours get
 _PAUSE = 0.03  # seconds until torch's OpenMP threads have stopped spinning for work
 
 
@@ -30,7 +31,7 @@ class Peer:
             return f"{error}. Install torch and transformers beside cpumoe"
         return None
 
-    def prepare(self, weights: Any, threads: int, memory: int) -> None:
+    def prepare(self, weights: Any, small: Any, threads: int, memory: int) -> None:
         """Wraps the same weight bytes in a module; a float32 copy if `memory` bytes allow."""
         import torch
 
@@ -38,12 +39,12 @@ class Peer:
         torch.set_num_threads(threads)
         self._torch = torch
         self._weights = weights
-        own = {name: _tensor(array) for name, array in weights.arrays.items()}
-        self._modules = {weights.format.name: _experts_module(weights.shape, own)}
+        kinds = [weights.format.name]
         wide = 2 * sum(a.nbytes for a in weights.arrays.values())
         if weights.format.name != "fp32" and wide < memory:
-            copies = {name: tensor.float() for name, tensor in own.items()}
-            self._modules["fp32"] = _experts_module(weights.shape, copies)
+            kinds.append("fp32")
+        self._modules = {kind: _experts_module(weights, kind) for kind in kinds}
+        self._small = {kind: _experts_module(small, kind) for kind in kinds}
         self._best: dict[int, tuple[str, str]] = {}
 
     def settle(self, x: Any, ids: Any, scores: Any) -> dict[str, Any]:
@@ -97,8 +98,10 @@ class Peer:
             torch.from_numpy(scores).to(dtype),
         )
 
-    def _call(self, inputs: tuple[Any, Any, Any], kind: str, implementation: str) -> Any:
-        module = self._modules[kind]
+    def _call(
+        self, inputs: tuple[Any, Any, Any], kind: str, implementation: str, small: bool = False
+    ) -> Any:
+        module = (self._small if small else self._modules)[kind]
         module.config._experts_implementation = implementation
         with self._torch.inference_mode():
             return module(*inputs)
@@ -107,6 +110,9 @@ class Peer:
         """(seconds, output [T, H] in float32) of one call; conversions are not timed."""
         implementation, kind = self._best[ids.shape[0]]
         inputs = self._inputs(x, ids, scores, kind)
+        few = self._inputs(x[:_WARM_TOKENS], ids[:_WARM_TOKENS], scores[:_WARM_TOKENS], kind)
+        for _ in range(2):
+            self._call(few, kind, implementation, small=True)
         start = time.perf_counter()
         out = self._call(inputs, kind, implementation)
         seconds = time.perf_counter() - start
@@ -116,6 +122,7 @@ class Peer:
     def release(self) -> None:
         """Lets go of the weights and of the float32 copy."""
         self._modules = {}
+        self._small = {}
         self._weights = None
 
     def roundoff(self, tokens: int) -> float:
@@ -134,11 +141,12 @@ def _tensor(array: Any) -> Any:
     return torch.from_numpy(array)
 
 
-def _experts_module(shape: Any, tensors: dict[str, Any]) -> Any:
-    """Transformers' experts module of the shape's family with `tensors` as its parameters."""
+def _experts_module(weights: Any, kind: str) -> Any:
+    """Transformers' module of the family around the weights, copied only for another kind."""
     import torch
     from transformers import AutoConfig
 
+    shape = weights.shape
     config = AutoConfig.for_model(
         shape.model_type,
         hidden_size=shape.hidden,
@@ -156,7 +164,10 @@ def _experts_module(shape: Any, tensors: dict[str, Any]) -> Any:
     (experts,) = [c for c in classes if c.__module__ == module_name]
     with torch.device("meta"):
         module = experts(config).eval()
-    for name, tensor in tensors.items():
+    for name, array in weights.arrays.items():
+        tensor = _tensor(array)
+        if kind != weights.format.name:
+            tensor = tensor.float()
         matrix, bias = name.removesuffix("_bias"), "_bias" if name.endswith("_bias") else ""
         parameter = getattr(module, f"{matrix}_proj{bias}")
         if tuple(parameter.shape) != tuple(tensor.shape):

@@ -38,8 +38,8 @@ class Decoder {
   ~Decoder();
   const ModelSpec& model() const;
   // Appends every segment's tokens to its cache and writes fp32 logits [rows, vocab], rows = number
-  // of segments (last) or of tokens (all). Throws Error before changing any cache when: a token id is
-  // out of range, a cache would overflow, a cache appears twice or has another geometry. NaN/Inf
+  // of segments (last) or of tokens (all). Throws Error before changing any cache when: a token id
+  // is out of range, a cache would overflow, a cache appears twice or has another geometry. NaN/Inf
   // router logits throw too; the caches are then as long as they were. Prompts longer than an
   // internal chunk are processed in chunks. Results do not depend on the number of threads.
   void forward(std::span<const Segment> segments, LogitsOf which, float* logits);

@@ -20,10 +20,14 @@ namespace {
 std::atomic<int64_t> allocations{0};
 }
 
-// Counts what the program allocates by `new`. Not inlined: GCC would pair malloc with delete and warn.
-[[gnu::noinline]] void* operator new(size_t bytes) {
+// Counts what the program allocates by `new`, thrown or not (std::stable_sort asks without). Not
+// inlined: GCC would pair malloc with delete and warn.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   allocations.fetch_add(1, std::memory_order_relaxed);
-  void* p = std::malloc(bytes > 0 ? bytes : 1);
+  return std::malloc(bytes > 0 ? bytes : 1);
+}
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* p = operator new(bytes, std::nothrow);
   if (p == nullptr) throw std::bad_alloc();
   return p;
 }

@@ -16,8 +16,8 @@ struct ExpertsView {
   int64_t experts = 0, hidden = 0, inter = 0;
   bool interleaved = false;
   std::span<const WeightView> gate, up, down;
-  std::span<const VectorView> gate_bias, up_bias,
-      down_bias;  // interleaved: gate_bias holds 2I, up_bias empty
+  // interleaved: gate_bias holds 2I, up_bias is empty
+  std::span<const VectorView> gate_bias, up_bias, down_bias;
   Activation act;
   bool gated() const { return interleaved || !up.empty(); }
 };

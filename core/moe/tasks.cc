@@ -3,52 +3,59 @@
 namespace cpumoe {
 namespace {
 
-// A task of 256 KiB takes some 15 us of one core's share of the bus: long enough that its start (a
-// cold stream) is under 3 %, short enough that the last one keeps nobody waiting for long.
-constexpr int64_t kSliceBytes = 256 << 10;
-constexpr int64_t kMinSliceBytes = 32 << 10;
-constexpr int64_t kTasksPerWorker = 16;  // the last task of a phase is then about 3 % of it
+// Long streams are faster: on two Zen 4 cores slices of 128 KiB, 512 KiB and 1 MiB reached 60, 77 and
+// 80 % of the read bandwidth (Qwen3-30B shape, one token); beyond that nothing is gained.
+constexpr int64_t kMostBytes = 1 << 20;
+constexpr int64_t kLeastBytes = 32 << 10;  // 2 us of one core: what starting a task may cost
+// A slice is at most this part of what is left for each worker, so the last ones are small and nobody
+// waits for long at the end of a phase.
+constexpr int64_t kShares = 4;
+constexpr int64_t kFreeTokens =
+    8;  // up to about here a product costs what reading its weights costs
 // fp32 tile, beside a block of decoded weights and one of activations, in 512 KiB or more of L2.
 constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kMostTokens = 288;
 
+// `total` in slices of equal size, multiples of `block`, at most `most` rounded up to one.
 int64_t even(int64_t total, int64_t most, int64_t block) {
-  const int64_t slices = max64(1, ceil_div(total, max64(most, block)));
+  const int64_t slices = max64(1, ceil_div(total, round_up(max64(most, 1), block)));
   return max64(block, round_up(ceil_div(total, slices), block));
+}
+
+// Cost of one feature, in bytes read or as much time.
+int64_t feature_cost(const Product& p) {
+  return max64(1, p.feature_bytes * max64(1, p.tokens / kFreeTokens));
 }
 
 }  // namespace
 
-SliceSize slice_size(const Product& p, int64_t wanted) {
+SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left, int workers) {
   const DotKernel& k = *p.kernel;
-  int64_t features = k.n_slice;
-  if (features == 0) features = kSliceBytes / max64(1, p.feature_bytes);
-  const int64_t least =
-      ceil_div(kMinSliceBytes, max64(1, p.feature_bytes * max64(1, p.tokens / 8)));
-  features = min64(features, max64(least, p.features / max64(1, wanted)));
-  features = even(p.features, round_up(max64(1, features), k.n_block), k.n_block);
+  const int64_t cost = feature_cost(p);
+  const int64_t share = max64(kLeastBytes, cost_left / (kShares * workers)) / cost;
+  const int64_t most = k.n_slice > 0 ? k.n_slice : kMostBytes / max64(1, p.feature_bytes);
+  const int64_t features = even(features_left, min64(share, most), k.n_block);
   // Three blocks of tokens at least: kernels keep two or three of them in registers.
   const int64_t step = 3 * k.m_block;
-  int64_t tokens = min64(kMostTokens, kTileBytes / (4 * features * p.rows_per_feature));
-  tokens = even(p.tokens, max64(step, tokens / step * step), step);
-  return {features, tokens};
+  const int64_t tokens = min64(kMostTokens, kTileBytes / (4 * features * p.rows_per_feature));
+  return {features, even(p.tokens, max64(step, tokens / step * step), step)};
 }
 
 void make_tasks(std::vector<Task>& tasks, std::vector<Product>& products, int workers) {
-  const auto work = [](const Product& p) {
-    return double(p.feature_bytes) * double(p.features) * double(p.tokens);
-  };
-  double total = 0;
-  for (const Product& p : products) total += work(p);
-  const double unit = total / double(kTasksPerWorker * workers);
+  int64_t left = 0;
+  for (const Product& p : products) left += feature_cost(p) * p.features;
   for (size_t i = 0; i < products.size(); ++i) {
     Product& p = products[i];
-    p.slice = slice_size(p, unit > 0 ? int64_t(work(p) / unit) : 1);
-    for (int64_t n = 0; n < p.features; n += p.slice.features) {
-      for (int64_t m = 0; m < p.tokens; m += p.slice.tokens) {
-        tasks.push_back({int32_t(i), int32_t(n), int32_t(min64(n + p.slice.features, p.features)),
-                         int32_t(m), int32_t(min64(m + p.slice.tokens, p.tokens))});
+    for (int64_t n = 0; n < p.features;) {
+      const SliceSize s = slice_size(p, p.features - n, left, workers);
+      p.slice = {max64(p.slice.features, s.features), max64(p.slice.tokens, s.tokens)};
+      const int64_t end = min64(n + s.features, p.features);
+      for (int64_t m = 0; m < p.tokens; m += s.tokens) {
+        tasks.push_back({int32_t(i), int32_t(n), int32_t(end), int32_t(m),
+                         int32_t(min64(m + s.tokens, p.tokens))});
       }
+      left -= feature_cost(p) * (end - n);
+      n = end;
     }
   }
 }

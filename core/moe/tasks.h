@@ -20,7 +20,7 @@ struct Product {
   int64_t tokens;
   int64_t rows_per_feature;  // matrix rows behind one feature: 2 for gate and up, else 1
   int64_t feature_bytes;     // of weights behind one feature
-  SliceSize slice = {0, 0};  // set by make_tasks
+  SliceSize slice = {0, 0};  // the greatest of its tasks; set by make_tasks
 };
 
 // Feature slice [n0, n1) and token slice [m0, m1) of product `item`.
@@ -29,10 +29,11 @@ struct Task {
   int32_t n0, n1, m0, m1;
 };
 
-// Features: what the kernel prefers, else 256 KiB of weights; fewer when the product would not give
-// `wanted` tasks, but at least a block and some 32 KiB. Tokens: as many as keep the tile in L2.
-// Both are then made even over the product.
-SliceSize slice_size(const Product& p, int64_t wanted);
+// Size of the next slice of a product of which `features_left` remain, in a phase of which
+// `cost_left` (feature_bytes x features, more for many tokens) remains. Features: what the kernel
+// prefers, else up to 1 MiB of weights; fewer towards the end of the phase, but at least a block and
+// some 32 KiB. Tokens: as many as keep the tile in L2.
+SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left, int workers);
 
 // Appends the tasks of the products, in order: of one product the features rise, and the token
 // slices of one feature slice follow each other, so that its weights are still in cache.

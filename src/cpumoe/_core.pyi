@@ -1,6 +1,10 @@
 """Native part of cpumoe: operators, executor and decoder."""
 
+import collections.abc
 from collections.abc import Sequence
+
+import numpy
+import numpy.typing
 
 from numpy.typing import NDArray
 
@@ -153,7 +157,7 @@ class Decoder:
         spec: a cpumoe.models.ModelSpec, kept alive. Raises Error when shapes do not fit.
         """
 
-    def forward(self, segments: Sequence, all: bool = False) -> object:
+    def forward(self, segments: collections.abc.Sequence[tuple[KvCache, numpy.typing.NDArray[numpy.int32]]], all: bool = False) -> numpy.typing.NDArray[numpy.float32]:
         """
         segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and returns
         fp32 logits [segments, vocab], or [tokens, vocab] with `all`. Releases the GIL.

@@ -150,7 +150,7 @@ def test_a_peer_that_is_wrong_stops_the_command(capsys, monkeypatch, tmp_path, t
         "class Peer:\n"
         "    name = 'zero'\n"
         "    def available(self): return None\n"
-        "    def prepare(self, weights, threads, memory): pass\n"
+        "    def prepare(self, weights, small, threads, memory): pass\n"
         "    def settle(self, x, ids, scores): return {}\n"
         "    def run(self, x, ids, scores): return 1.0, np.zeros(x.shape, np.float32)\n"
         "    def release(self): pass\n"
@@ -172,5 +172,5 @@ def test_every_field_of_a_cell_is_checked():
     cell = dict.fromkeys(CELL_FIELDS)
     found = problems({"kind": "layer", "cells": [cell, {}]})
     assert sum(f.startswith("cell 1: ") for f in found) == len(CELL_FIELDS)
-    may_be_null = {"peer", "overhead_share"}
+    may_be_null = {"peer", "overhead_share", "first_call_s"}
     assert sum(f.startswith("cell 0: ") for f in found) == len(CELL_FIELDS) - len(may_be_null)

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from hostile import checkpoint, header_of, pack, qwen3_tensors, values, write
 
 import cpumoe
 from cpumoe import Error
 from cpumoe.checkpoint import open_checkpoint
+from hostile import checkpoint, header_of, pack, qwen3_tensors, values, write
 
 
 def sharded(path):

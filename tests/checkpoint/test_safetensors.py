@@ -7,10 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from hostile import header_of, pack, write
 
 from cpumoe import Error
 from cpumoe.checkpoint import open_safetensors
+from hostile import header_of, pack, write
 
 TWO = {"a": ("F32", [2, 3]), "b": ("BF16", [4])}
 DATA = bytes(range(24)) + bytes(range(8))

@@ -1,5 +1,6 @@
 """The command line as a user sees it: text on standard output, the rest on standard error."""
 
+import contextlib
 import json
 import os
 import pty
@@ -73,7 +74,9 @@ def test_prompt_from_standard_input_and_from_a_file(bundled, tmp_path):
 
 def test_generate_through_the_chat_template(bundled):
     done = cli("generate", bundled, "Hello", "--chat", "--max-tokens", 6, "--temperature", 0)
-    assert text(done).strip() == cpumoe.load(bundled).chat("Hello", max_tokens=6, temperature=0).text
+    assert (
+        text(done).strip() == cpumoe.load(bundled).chat("Hello", max_tokens=6, temperature=0).text
+    )
 
 
 BAD = {
@@ -101,7 +104,10 @@ def test_errors_are_a_sentence_and_exit_code_2(name, bundled):
 
 
 def test_debug_shows_the_traceback():
-    for args in (["--debug", "generate", "/nonexistent", "x"], ["generate", "/none", "x", "--debug"]):
+    for args in (
+        ["--debug", "generate", "/nonexistent", "x"],
+        ["generate", "/none", "x", "--debug"],
+    ):
         assert "Traceback" in errors(cli(*args))
 
 
@@ -118,13 +124,17 @@ def test_unknown_verb():
 
 
 def test_reader_that_goes_away(bundled):
-    command = f"{sys.executable} -m cpumoe.cli.main generate {bundled} The --max-tokens 60 | head -c 1"
+    command = (
+        f"{sys.executable} -m cpumoe.cli.main generate {bundled} The --max-tokens 60 | head -c 1"
+    )
     done = subprocess.run(command, shell=True, capture_output=True, timeout=300)
     assert "Traceback" not in errors(done)
 
 
 def test_piped_chat_is_one_line_a_turn(bundled, tmp_path):
-    lines = f"Hello\n/undo\n/nonsense\nHello\n\nAnd then?\n/save {tmp_path}/talk.json\n/exit\nignored\n"
+    lines = (
+        f"Hello\n/undo\n/nonsense\nHello\n\nAnd then?\n/save {tmp_path}/talk.json\n/exit\nignored\n"
+    )
     done = cli("chat", bundled, "--max-tokens", 6, "--temperature", 0, stdin=lines)
     assert done.returncode == 0
     saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
@@ -167,10 +177,8 @@ class Terminal:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             if select.select([self.fd], [], [], 0.1)[0]:
-                try:
+                with contextlib.suppress(OSError):  # the other end has closed
                     self.seen += os.read(self.fd, 4096)
-                except OSError:  # the other end has closed
-                    pass
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 os.close(self.fd)
@@ -205,9 +213,9 @@ def test_chat_on_a_terminal_survives_an_interrupt(bundled):
 
 
 def test_interrupted_generate_exits_130(bundled):
+    command = [sys.executable, "-m", "cpumoe.cli.main", "generate", str(bundled), "Once"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "cpumoe.cli.main", "generate", str(bundled), "Once upon a time"]
-        + ["--max-tokens", "1900", "--temperature", "1"],
+        [*command, "--max-tokens", "1900", "--temperature", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

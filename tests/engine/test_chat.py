@@ -27,7 +27,8 @@ TEMPLATES = {
     "tojson": "{{ messages | tojson }}{{ messages[0] | tojson(indent=2) }}",
     "loop controls": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
     "{{ m.content }}{% endfor %}",
-    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% endfor %}",
     "undefined": "{{ messages[0].reasoning_content }}{% if tools %}T{% endif %}x",
 }
 
@@ -70,7 +71,7 @@ def test_raise_exception_and_bad_templates():
     "attack",
     [
         "{{ ''.__class__.__mro__ }}",
-        "{{ raise_exception.__globals__ }}",
+        "{{ raise_exception.__globals__['json'] }}",
         "{{ messages.append({}) }}",
         "{{ range(10**9) | list }}",
     ],
@@ -89,15 +90,17 @@ def test_where_templates_come_from(tmp_path):
     assert find_template(tmp_path, {"chat_template": "A"}) == "B"
     (tmp_path / "chat_template.jinja").write_text("C\n")
     assert find_template(tmp_path, {"chat_template": "A"}) == "C\n"
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").unlink()
     with pytest.raises(Error, match="chat_template must be text"):
-        (tmp_path / "chat_template.jinja").unlink()
-        (tmp_path / "chat_template.json").unlink()
         find_template(tmp_path, {"chat_template": 3})
 
 
 def test_chat_is_one_turn(model):
     done = model.chat("Tell me a story.", max_tokens=8, temperature=0)
-    assert done.text == Conversation(model).say("Tell me a story.", max_tokens=8, temperature=0).read()
+    assert (
+        done.text == Conversation(model).say("Tell me a story.", max_tokens=8, temperature=0).read()
+    )
 
 
 def test_turns_reuse_the_cache(model):

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hostile import checkpoint
-from tiny_models import prompt, tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import cpumoe
 from cpumoe import Error
 from cpumoe.engine import run
+from hostile import checkpoint
+from tiny_models import prompt, tiny
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_ids_out_of_range(model, ids):
 
 
 def test_unknown_sampling_name(model):
-    with pytest.raises(Error, match="generate: .*temprature"):
+    with pytest.raises(Error, match=r"generate: .*temprature"):
         model.generate([1], temprature=1.0)
 
 
@@ -222,7 +222,7 @@ def test_nan_from_the_router_is_refused_and_the_cache_survives(tmp_path):
         f.seek(router.offset)
         f.write(np.full(16, np.nan, np.float32).tobytes())
     session = loaded.session()
-    with pytest.raises(Error, match="NaN|finite"):
+    with pytest.raises(Error, match=r"NaN|finite"):
         list(loaded.stream([3, 4], session=session))
     assert session.cache.length == 0
 

@@ -1,4 +1,4 @@
-"""Sampling filters against Transformers' logits processors, and the draw against its distribution."""
+"""Sampling filters against Transformers' processors, the draw against its distribution."""
 
 import numpy as np
 import pytest

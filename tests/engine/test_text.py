@@ -34,7 +34,28 @@ def byte_level() -> Tokenizer:
 def byte_fallback() -> Tokenizer:
     """SentencePiece-like: words with a low line for the space, unknown characters as bytes."""
     vocab = {"<unk>": 0} | {f"<0x{b:02X}>": b + 1 for b in range(256)}
-    for piece in "▁ e t a o i n s r l d p x c g h m b u ,".split():
+    for piece in [
+        "▁",
+        "e",
+        "t",
+        "a",
+        "o",
+        "i",
+        "n",
+        "s",
+        "r",
+        "l",
+        "d",
+        "p",
+        "x",
+        "c",
+        "g",
+        "h",
+        "m",
+        "b",
+        "u",
+        ",",
+    ]:
         vocab[piece] = len(vocab)
     tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")

@@ -1,7 +1,7 @@
 """Bounded fuzzing of what strangers write: the safetensors header and config.json.
 
-CPUMOE_FUZZ_SECONDS (default 20, all tests together) sets how long. Whatever the bytes, the answer is
-a model or an Error: no other exception, no crash, no read outside the file.
+CPUMOE_FUZZ_SECONDS (default 20, all tests together) sets how long. Whatever the bytes, the answer
+is a model or an Error: no other exception, no crash, no read outside the file.
 """
 
 import contextlib
@@ -11,13 +11,13 @@ import random
 import time
 
 import pytest
-from hostile import QWEN3, checkpoint, header_of, pack, qwen3_tensors, values, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import cpumoe
 from cpumoe import Error
 from cpumoe.checkpoint import open_safetensors
+from hostile import QWEN3, checkpoint, header_of, pack, qwen3_tensors, values, write
 
 SECONDS = float(os.environ.get("CPUMOE_FUZZ_SECONDS", "20")) / 4
 TENSORS = {"a": ("F32", [2, 3]), "b": ("BF16", [4]), "c": ("F16", [0, 5]), "d": ("I32", [3])}
@@ -102,7 +102,26 @@ def test_headers_of_any_shape(tmp_path):
 FIELDS = [*QWEN3, "layer_types", "rope_scaling", "rope_parameters", "rope_theta", "hidden_act"]
 FIELDS += ["num_local_experts", "tie_word_embeddings", "quantization_config", "mlp_only_layers"]
 FIELDS += ["decoder_sparse_step", "use_sliding_window", "sliding_window", "attention_bias"]
-ODD = [None, True, False, 0, 1, 2, 3, 4, 7, -1, 2**31, 2**63, 2**200, 0.0, 0.5, 1e308, -2.5, float("nan")]
+ODD = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    3,
+    4,
+    7,
+    -1,
+    2**31,
+    2**63,
+    2**200,
+    0.0,
+    0.5,
+    1e308,
+    -2.5,
+    float("nan"),
+]
 ODD += ["", "silu", "qwen3_moe", "mixtral", "olmoe", "qwen2_moe", [], [0], [[]], {}]
 ODD += [{"type": "yarn"}, {"type": "linear", "factor": 1e-300}, {"rope_type": "llama3"}]
 ODD += [{"rope_type": "yarn", "factor": 1e300, "beta_fast": 1e-300}, float("inf")]
@@ -155,7 +174,9 @@ def test_tensors_against_the_config(tmp_path):
         load_and_run(path)
 
 
-@pytest.mark.parametrize("file", ["generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "file", ["generation_config.json", "tokenizer_config.json", "tokenizer.json"]
+)
 def test_damaged_companions(tmp_path, bundled, file):
     path = checkpoint(tmp_path)
     good = (bundled / file).read_bytes()[:4000]

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from hostile import QWEN3, checkpoint
 
 import cpumoe
 from cpumoe import Error
+from hostile import QWEN3, checkpoint
 
 BAD_CONFIGS = {
     "no model_type": ({"model_type": None}, "model_type must be one of mixtral, olmoe"),
@@ -88,7 +88,10 @@ BAD_TENSORS = {
     "shape": ({NORM: ("F32", [5])}, r"shape must be \[4\] by config.json; got \[5\]"),
     "rank": ({NORM: ("F32", [4, 1])}, "shape must be"),
     "dtype": ({NORM: ("I32", [4])}, "format must be one of fp32, fp16, bf16; got int32"),
-    "transposed": ({"model.layers.0.mlp.gate.weight": ("F32", [16, 3])}, r"shape must be \[3, 16\]"),
+    "transposed": (
+        {"model.layers.0.mlp.gate.weight": ("F32", [16, 3])},
+        r"shape must be \[3, 16\]",
+    ),
     "foreign": ({"model.layers.0.mlp.extra": ("F32", [1])}, "1 tensors are not part of qwen3_moe"),
     "bias ignored": (
         {"model.layers.0.self_attn.q_proj.bias": ("F32", [16])},

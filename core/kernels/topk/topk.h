@@ -28,10 +28,10 @@ struct Router {
   bool renormalize = false;  // topk_softmax sums to 1 anyway
   float norm_eps = 0;        // DeepSeek-V3: 1e-20
   float scale = 1;           // routed_scaling_factor
-  int32_t groups = 1,
-          top_groups = 1;  // group g holds experts [g, g + 1) * experts / groups; its score is
-                           // the sum of its two best choosing scores (DeepSeek-V3) ...
-  bool group_max = false;  // ... or its best one (DeepSeek-V2 group_limited_greedy)
+  // Group g holds experts [g, g + 1) * experts / groups; its score is the sum of its two best
+  // choosing scores (DeepSeek-V3), or with group_max its best one (DeepSeek-V2).
+  int32_t groups = 1, top_groups = 1;
+  bool group_max = false;
   const float* correction = nullptr;  // [experts]; not with topk_softmax
 };
 

@@ -19,14 +19,22 @@ class Peer(Protocol):
     def available(self) -> str | None:
         """Why it cannot run here (with what to do), or None."""
 
-    def prepare(self, weights: Weights, threads: int, memory: int) -> None:
-        """Takes the weights; may use `memory` further bytes. Called once per shape and threads."""
+    def prepare(self, weights: Weights, small: Weights, threads: int, memory: int) -> None:
+        """Takes the weights; may use `memory` further bytes. Called once per shape and threads.
+
+        Args:
+            small: the same layer with tiny experts, for a warm-up that leaves `weights` alone.
+        """
 
     def settle(self, x: Array, ids: Array, scores: Array) -> dict[str, Any]:
         """Warms up, chooses the peer's best setting for this number of tokens and describes it."""
 
     def run(self, x: Array, ids: Array, scores: Array) -> tuple[float, Array]:
-        """(seconds, output [T, H]) of one call; afterwards its threads are at rest."""
+        """(seconds, output [T, H]) of one call.
+
+        Two untimed calls on the small layer go before it, as they do before ours; afterwards the
+        peer's threads are at rest.
+        """
 
     def release(self) -> None:
         """Lets go of the weights and of every copy."""

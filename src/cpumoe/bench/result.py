@@ -18,6 +18,7 @@ Field = tuple[tuple[type, ...], str]
 """Accepted types and what the field means, with its unit."""
 
 _NUMBER = (int, float)
+_MAYBE = (int, float, type(None))
 
 RESULT_FIELDS: dict[str, Field] = {
     "kind": ((str,), "`layer` or `e2e`"),
@@ -75,10 +76,9 @@ CELL_FIELDS: dict[str, Field] = {
         _NUMBER,
         "largest error against float64 over its derived bound; at most 1",
     ),
-    "overhead_share": (
-        (int, float, type(None)),
-        "fixed cost of the op over median_s; 1 token only",
-    ),
+    "overhead_share": (_MAYBE, "fixed cost of the op over median_s, an upper bound; 1 token only"),
+    "first_call_s": (_MAYBE, "fixed cost when the program's code is in no cache; 1 token only"),
+    "route_s": (_NUMBER, "median time of routing within median_s, seconds"),
     "pages": ((str,), "`huge` or `small` pages behind the weights"),
     "peer": ((dict, type(None)), "the same runs through a peer, or null"),
 }

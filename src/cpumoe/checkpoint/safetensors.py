@@ -1,8 +1,7 @@
 """Reader of one safetensors file: header checked in full, then mapped read-only.
 
-File = 8 bytes little-endian header length N, N bytes of JSON, then the tensors' bytes. The JSON maps
-a name to {"dtype", "shape", "data_offsets": [begin, end)}, offsets counted from the header's end.
-The tensors tile the rest of the file: no overlap, no hole, nothing behind the last one.
+File = 8 bytes little-endian header length N, N bytes of JSON, then the tensors' bytes. The JSON
+maps a name to {"dtype", "shape", "data_offsets": [begin, end)}, counted from the header's end. The tensors tile the rest of the file: no overlap, no hole, nothing behind the last one.
 """
 
 from __future__ import annotations
@@ -123,7 +122,9 @@ def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _check_entry(name: str, entry: object, room: int, where: str) -> tuple[str, list[int], int, int]:
+def _check_entry(
+    name: str, entry: object, room: int, where: str
+) -> tuple[str, list[int], int, int]:
     """(our format, shape, begin, end) of one header entry; `room`: bytes behind the header."""
     what = f"{where}: tensor {name[:200]!r}"
     if not isinstance(entry, dict) or not set(entry) >= {"dtype", "shape", "data_offsets"}:
@@ -162,7 +163,9 @@ def _check_tiling(spans: list[tuple[int, int, str]], room: int, where: str) -> N
         if begin < at:
             raise Error(f"{where}: tensors {before!r} and {name[:200]!r} overlap at byte {begin}")
         if begin > at:
-            raise Error(f"{where}: bytes {at} to {begin}, before {name[:200]!r}, belong to no tensor")
+            raise Error(
+                f"{where}: bytes {at} to {begin}, before {name[:200]!r}, belong to no tensor"
+            )
         at, before = end, name[:200]
     if at != room:
         raise Error(f"{where}: {room - at} bytes behind the last tensor belong to no tensor")
@@ -189,8 +192,9 @@ def open_safetensors(path: str | os.PathLike[str]) -> TensorFile:
 
     Example:
         >>> import numpy as np, safetensors.numpy, tempfile, cpumoe.checkpoint
+        >>> w = np.ones((2, 3), np.float32)
         >>> with tempfile.TemporaryDirectory() as d:
-        ...     safetensors.numpy.save_file({"w": np.ones((2, 3), np.float32)}, f"{d}/a.safetensors")
+        ...     safetensors.numpy.save_file({"w": w}, f"{d}/a.safetensors")
         ...     cpumoe.checkpoint.open_safetensors(f"{d}/a.safetensors").tensors["w"].shape
         (2, 3)
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,25 +23,19 @@ _HELP = """/reset         forget the conversation     /undo          take back t
 A line that ends with \\ goes on in the next one."""
 
 
-def _lines(interactive: bool) -> Iterator[str]:
-    """Turns from the terminal (with line editing and history) or from standard input."""
+def _read_line(interactive: bool) -> str | None:
+    """The next turn, from the terminal (with editing and history) or a pipe; None at the end."""
     if not interactive:
-        for line in sys.stdin:
-            yield line.rstrip("\r\n")
-        return
-    import readline  # noqa: F401  (gives input() editing and history)
-
-    while True:
-        try:
-            line = input("> ")
-            while line.endswith("\\"):
-                line = line[:-1] + "\n" + input(". ")
-            yield line
-        except KeyboardInterrupt:
-            common.note("\nCtrl-D or /exit leaves.")
-        except EOFError:
-            common.note("")
-            return
+        line = sys.stdin.readline()
+        return line.rstrip("\r\n") if line else None
+    try:
+        line = input("> ")
+        while line.endswith("\\"):
+            line = line[:-1] + "\n" + input(". ")
+    except EOFError:
+        common.note("")
+        return None
+    return line
 
 
 class _Chat:
@@ -77,12 +71,13 @@ class _Chat:
         with common.progress("Prompt", "tokens") as report:
             stream = self.talk.say(text, progress=report, **self.sampling)
             try:
-                common.write(next(stream, ""))
+                first = next(stream, "")
             except KeyboardInterrupt:
                 stream.close()
                 common.note("[interrupted; the question is taken back]")
                 return
         try:
+            common.write(first)
             for piece in stream:
                 common.write(piece)
         except KeyboardInterrupt:
@@ -176,7 +171,15 @@ def chat(
     loaded.params(**talk.sampling)  # refuses bad values before the first turn
     interactive = sys.stdin.isatty()
     if interactive:
+        import readline  # noqa: F401  (gives input() editing and history)
+
         common.note(f"{loaded.path.name}, {loaded.nbytes / 1e9:.2f} GB. /help lists the commands.")
-    for line in _lines(interactive):
-        if line.strip() and not _turn(talk, line, interactive):
-            break
+    while True:
+        try:
+            line = _read_line(interactive)
+            if line is None or (line.strip() and not _turn(talk, line, interactive)):
+                break
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            common.note("\nCtrl-D or /exit leaves.")

@@ -97,7 +97,7 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); what is left to flush would raise again.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         sys.exit(0)
     except Exception as error:
         if debug:

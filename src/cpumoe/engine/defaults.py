@@ -1,4 +1,4 @@
-"""generation_config.json -> sampling defaults and end-of-text ids, read as Transformers reads it."""
+"""generation_config.json -> sampling defaults and end-of-text ids, as in Transformers."""
 
 from __future__ import annotations
 

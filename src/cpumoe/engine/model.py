@@ -231,9 +231,7 @@ class Model:
         """
         turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         ids = self.tokenizer.encode_chat(turns)
-        stream = self.stream_request(
-            self.request(ids, self.params(**sampling), after_prompt=False)
-        )
+        stream = self.stream_request(self.request(ids, self.params(**sampling), after_prompt=False))
         stream.read()
         return stream.completion
 

@@ -148,7 +148,10 @@ def run(
     active = list(range(len(requests)))
     start = time.perf_counter()
     while True:
-        pieces = [requests[i].accept(requests[i].sampler.next(row)) for i, row in zip(active, rows, strict=True)]
+        pieces = [
+            requests[i].accept(requests[i].sampler.next(row))
+            for i, row in zip(active, rows, strict=True)
+        ]
         stats.decode_seconds += time.perf_counter() - start
         yield from zip(active, pieces, strict=True)
         active = [i for i in active if not requests[i].finish]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def find_template(path: Path, config: Mapping[str, Any]) -> str | None:
     """Template text of the checkpoint `path`; `config` is its tokenizer_config.json.
 
-    chat_template.jinja comes before chat_template.json and tokenizer_config.json, as in Transformers.
+    chat_template.jinja comes first, then chat_template.json, then tokenizer_config.json.
     """
     file = path / "chat_template.jinja"
     if file.exists():

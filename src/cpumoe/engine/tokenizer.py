@@ -74,7 +74,7 @@ class Tokenizer:
         return self._template_source is not None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of `text`; with `special`, the beginning-of-text token where the model has one."""
+        """Token ids of `text`; `special`: with the beginning-of-text token, if there is one."""
         stated = self._stated_bos if isinstance(self._stated_bos, bool) else None
         try:
             ids = list(self._raw.encode(text, add_special_tokens=special and stated is None).ids)

@@ -35,8 +35,8 @@ def build_spec(checkpoint: Checkpoint) -> ModelSpec:
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise Error(
-            f"{where}: weights must be fp32, fp16 or bf16; quantization_config says {method!r:.100}. "
-            "Use the unquantised checkpoint of this model"
+            f"{where}: weights must be fp32, fp16 or bf16; quantization_config says "
+            f"{method!r:.100}. Use the unquantised checkpoint of this model"
         )
     reader = Reader(checkpoint, str(family))
     spec: ModelSpec = importlib.import_module(f"cpumoe.models.{family}").build(reader)

@@ -1,4 +1,4 @@
-"""Checked reading of config.json: every field has a type and a range, every error names the field."""
+"""Checked reading of config.json: each field has a type and a range, each error names it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ class Config:
         """An integer in [low, high]."""
         must = f"an integer from {low} to {high}"
         value = self._get(name, default, must)
-        if name in self.values and self.values[name] is not None:
-            if type(value) is not int or not low <= value <= high:
-                raise self.fail(name, must)
+        if self.has(name) and (type(value) is not int or not low <= value <= high):
+            raise self.fail(name, must)
         return int(value)
 
     def number(

@@ -16,9 +16,7 @@ def build(r: Reader) -> ModelSpec:
     layers = [
         r.layer(
             i,
-            r.attention(
-                i, theta=1e4, qkv_bias=bias, o_bias=bias, qk_norm="whole", clip_qkv=clip
-            ),
+            r.attention(i, theta=1e4, qkv_bias=bias, o_bias=bias, qk_norm="whole", clip_qkv=clip),
             r.sparse(i, router, inter, names),
         )
         for i in range(r.layers)

@@ -25,7 +25,10 @@ def _windows(r: Reader) -> list[int]:
 
 def _shared(r: Reader, layer: int, router: RouterSpec) -> FfnSpec:
     routed = r.sparse(
-        layer, router, r.width("moe_intermediate_size"), ("mlp", "gate_proj", "up_proj", "down_proj")
+        layer,
+        router,
+        r.width("moe_intermediate_size"),
+        ("mlp", "gate_proj", "up_proj", "down_proj"),
     )
     p = f"model.layers.{layer}.mlp.shared_expert"
     gate, up, down = r.gated(p, r.width("shared_expert_intermediate_size"))

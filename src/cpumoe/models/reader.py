@@ -115,7 +115,7 @@ class Reader:
     def sparse(
         self, layer: int, router: RouterSpec, inter: int, published: tuple[str, str, str, str]
     ) -> FfnSpec:
-        """Experts of one layer, saved as published (one tensor per expert) or fused by Transformers.
+        """Experts of one layer, as published (one tensor per expert) or fused by Transformers.
 
         published: folder under the layer, then the names of an expert's gate, up and down.
         Fused: mlp.experts.gate_up_proj [E, 2I, H], gate rows first, and down_proj [E, H, I].

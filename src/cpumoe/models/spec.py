@@ -42,7 +42,7 @@ class AttentionSpec:
     @property
     def scale(self) -> float:
         """head_dim^-0.5, which every family here uses."""
-        return self.head_dim**-0.5
+        return float(self.head_dim**-0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class RouterSpec:
 
 @dataclass(frozen=True, slots=True)
 class FfnSpec:
-    """A dense gated layer (gate, up, down) or, with a router, experts and an optional shared expert.
+    """A dense gated layer (gate, up, down) or, with a router, experts and maybe a shared one.
 
     expert_gate, expert_up [I, H] and expert_down [H, I]: one view per expert.
     shared_score [1, H]: its sigmoid weighs the shared expert.

@@ -76,16 +76,18 @@ void rows_tile(const char* w, int64_t stride, const float* x, int64_t xs, int64_
     }
     rows_step<W, R, T>(acc, tail, 64, x + k, xs);
   }
+  // Sums of 8 lanes, four accumulators at a time; the tree is the same for each.
+  constexpr int kSums = R * T;
+  alignas(16) float sums[(kSums + 3) / 4 * 4];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
-      const __m256 h = _mm256_hadd_ps(acc[r][t], acc[r][t]);
-      const __m256 q = _mm256_hadd_ps(h, h);
-      c[t * cs + r] = _mm_cvtss_f32(
-          _mm_add_ss(_mm256_castps256_ps128(q), _mm256_extractf128_ps(q, 1)));
-    }
+  for (int i = 0; i < kSums; i += 4) {
+    const auto of = [&](int j) { return acc[(j < kSums ? j : 0) % R][(j < kSums ? j : 0) / R]; };
+    const __m256 h = _mm256_hadd_ps(_mm256_hadd_ps(of(i), of(i + 1)),
+                                    _mm256_hadd_ps(of(i + 2), of(i + 3)));
+    _mm_store_ps(sums + i, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < kSums; ++i) c[i / R * cs + i % R] = sums[i];
 }
 
 // Features [n0, n1) for T tokens, R at a time.
@@ -111,9 +113,10 @@ void rows_group(const DotArgs& a, int64_t n0, int64_t n1, int64_t m, bool fetch)
 
 template <class W>
 void rows(const DotArgs& a) {
-  constexpr int64_t kBlock = 12;  // rows kept in L2 for the other tokens
-  for (int64_t n = a.n0; n < a.n1; n += kBlock) {
-    const int64_t end = min64(n + kBlock, a.n1);
+  // Beyond four tokens a few rows at a time stay in L2 for the next four.
+  const int64_t block = a.m1 - a.m0 <= 4 ? a.n1 - a.n0 : 12;
+  for (int64_t n = a.n0; n < a.n1; n += block) {
+    const int64_t end = min64(n + block, a.n1);
     for (int64_t m = a.m0; m < a.m1;) {
       const int64_t left = a.m1 - m;
       const bool fetch = m == a.m0;
