@@ -42,10 +42,6 @@ template <class... A>
     refuse(where, name, " must be an array that speaks DLPack or the buffer protocol; got ", type,
            ". Convert it first, for example with numpy.asarray");
   }
-  if (nb::hasattr(source, "requires_grad") && nb::cast<bool>(nb::bool_(source.attr("requires_grad")))) {
-    refuse(where, name, " must not require gradients; got a ", type, " that does. Pass ", name,
-           ".detach(): no gradients are computed here");
-  }
   if (nb::hasattr(source, "__dlpack_device__")) {
     try {
       nb::object device = source.attr("__dlpack_device__")();

@@ -58,28 +58,37 @@ Source take_source(nb::handle h, const char* name, size_t dims) {
   return s;
 }
 
+const void* advance(const void* p, Code code, int64_t elements) {
+  return static_cast<const char*>(p) + elements * int64_t(cpumoe::code_bits(code)) / 8;
+}
+
 std::vector<WeightView> weights_of(const Source& s, Layout layout) {
   std::vector<WeightView> out;
-  for (int64_t e = 0; e < s.experts(); ++e) {
-    out.push_back(s.stacked ? weight_view(s.arrays[0], e, layout, kExperts, s.name)
-                            : weight_view(s.arrays[size_t(e)], layout, kExperts,
-                                          concat(s.name, "[", e, "]")));
+  if (!s.stacked) {
+    for (const Array& a : s.arrays)
+      out.push_back(weight_view(a, layout, kExperts, concat(s.name, "[", out.size(), "]")));
+    return out;
   }
+  const Array& a = s.arrays[0];  // one check for all experts of a stack: they share its strides
+  out.assign(size_t(s.experts()), weight_view(a, 0, layout, kExperts, s.name));
+  for (size_t e = 1; e < out.size(); ++e)
+    out[e].data = advance(a.data, a.format->code, int64_t(e) * a.strides[0]);
   return out;
 }
 
 std::vector<VectorView> vectors_of(const Source& s) {
   std::vector<VectorView> out;
   if (!s.present()) return out;
-  for (int64_t e = 0; e < s.experts(); ++e) {
-    out.push_back(s.stacked ? vector_view(s.arrays[0], e, kExperts, s.name)
-                            : vector_view(s.arrays[size_t(e)], kExperts, concat(s.name, "[", e, "]")));
+  if (!s.stacked) {
+    for (const Array& a : s.arrays)
+      out.push_back(vector_view(a, kExperts, concat(s.name, "[", out.size(), "]")));
+    return out;
   }
+  const Array& a = s.arrays[0];
+  out.assign(size_t(s.experts()), vector_view(a, 0, kExperts, s.name));
+  for (size_t e = 1; e < out.size(); ++e)
+    out[e].data = advance(a.data, a.format->code, int64_t(e) * a.strides[0]);
   return out;
-}
-
-const void* advance(const void* p, Code code, int64_t elements) {
-  return static_cast<const char*>(p) + elements * int64_t(cpumoe::code_bits(code)) / 8;
 }
 
 // Features [n0, n0 + n) of a weight.

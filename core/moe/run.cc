@@ -105,8 +105,7 @@ void prepare(Workspace::Impl& ws, const MoeArgs& a, IsaSet isa, Executor& execut
   run_packs(ws.packs, ws.tasks, executor);
 }
 
-// Phase 1, one task: gate and up of a slice, the activation in place, and into the operand of phase
-// 2.
+// Phase 1, one task: gate and up of a slice, the activation, and into the operand of phase 2.
 void gate_and_up(const Unit& u, const Task& t, const ActKernel& act, const Arena& arena,
                  int worker) {
   const ExpertsView& x = *u.experts;

@@ -31,8 +31,8 @@ struct Task {
 
 // Size of the next slice of a product of which `features_left` remain, in a phase of which
 // `cost_left` (feature_bytes x features, more for many tokens) remains. Features: what the kernel
-// prefers, else up to 1 MiB of weights; fewer towards the end of the phase, but at least a block and
-// some 32 KiB. Tokens: as many as keep the tile in L2.
+// prefers, else up to 1 MiB of weights; fewer towards the end of the phase, but at least a block
+// and some 32 KiB. Tokens: as many as keep the tile in L2.
 SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left, int workers);
 
 // Appends the tasks of the products, in order: of one product the features rise, and the token

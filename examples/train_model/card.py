@@ -11,8 +11,8 @@ from pathlib import Path
 
 HEAD = """# tiny-stories-moe
 
-A small Mixture-of-Experts language model that ships with cpumoe: it tells children's stories and answers simple
-questions. It exists so that the engine can be tried, tested and measured without a download; it knows nothing about
+A small Mixture-of-Experts language model that ships with cpumoe: it writes children's stories in plain
+English. It exists so that the engine can be tried, tested and measured without a download; it knows nothing about
 the world.
 
 | | |
@@ -49,11 +49,16 @@ Protocol: {protocol}
 TAIL = """
 ## Limitations
 
-The stories keep to the plots, words and habits of the generator; names and things sometimes get mixed up. Questions
-outside the few kinds it was trained on get a wrong or meaningless answer, and sums are often wrong. Text in the style
-of Shakespeare or the Bible is imitation without sense: for a model of this size those texts are far harder, as the
-perplexities show. Do not use it for anything that matters.
+{limits}
+Text in the style of Shakespeare or the Bible is imitation without sense: for a model of this size and this little
+training those texts are far harder, as the perplexities show. Do not use it for anything that matters.
 """
+
+# What reading samples of the present weights showed; to be revised with every new training.
+LIMITS = """The sentences are grammatical and the stories follow their plots, but the model hardly copies from its context:
+names change from sentence to sentence, a request for a certain hero or plot is not followed, and a name or a thing
+that the user mentions is not remembered. Answers to questions have the right form and mostly the wrong content
+("The opposite of hot" gets a wrong word). It was trained on little text; longer training is the remedy."""
 
 
 def main() -> None:
@@ -77,7 +82,7 @@ def main() -> None:
              "| layer | smallest | largest |\n|---|---|---|\n")
     for row in result["expert_load_all_texts"]:
         text += f"| {row['layer']} | {row['min_share']:.4f} | {row['max_share']:.4f} |\n"
-    (folder / "README.md").write_text(text + TAIL, encoding="utf-8")
+    (folder / "README.md").write_text(text + TAIL.format(limits=LIMITS), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@
 >>> cpumoe.moe(x, experts, ids, weights).shape
 (1, 8)
 
-Importing it imports numpy and no framework. `load` and `Model` come from `cpumoe.engine` on first use.
+Importing it imports numpy and no framework. `load` and `Model` come from
+`cpumoe.engine` on first use.
 """
 
 from __future__ import annotations

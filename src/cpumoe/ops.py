@@ -59,10 +59,10 @@ def machine() -> _core.Machine:
 
 
 class Experts:
-    """The weights of E experts as views of your arrays: nothing is copied, the arrays are kept alive.
+    """The weights of E experts as views of your arrays: nothing is copied, arrays are kept alive.
 
-    An expert computes `down @ (act(gate @ x + gate_bias) * (up @ x + up_bias)) + down_bias`. Without
-    a gate (`up` alone) it computes `down @ act(up @ x + up_bias) + down_bias`.
+    An expert computes `down @ (act(gate @ x + gate_bias) * (up @ x + up_bias)) + down_bias`.
+    Without a gate (`up` alone) it computes `down @ act(up @ x + up_bias) + down_bias`.
 
     Args:
         gate_up: gate and up in one array: [E, 2I, H] (rows) or [E, H, 2I] (columns); gate first,
@@ -153,8 +153,8 @@ class Experts:
         """Show the sizes, the format and the layout."""
         n = self._native
         return (
-            f"Experts({n.experts} experts, hidden {n.hidden}, inter {n.inter}, {n.format}, {n.layout}"
-            f"{', interleaved' if n.interleaved else ''}{'' if n.gated else ', no gate'})"
+            f"Experts({n.experts} experts, hidden {n.hidden}, inter {n.inter}, {n.format}, "
+            f"{n.layout}{', interleaved' if n.interleaved else ''}{'' if n.gated else ', no gate'})"
         )
 
 
@@ -168,7 +168,7 @@ def moe(
     executor: _core.Executor | None = None,
     skip_sentinel: bool = False,
 ) -> A:
-    """Return the weighted sum of each token's experts: `sum_j weights[t, j] * expert[ids[t, j]](x[t])`.
+    """Return each token's weighted experts: `sum_j weights[t, j] * expert[ids[t, j]](x[t])`.
 
     Args:
         x: hidden states [..., H]; fp32, fp16 or bf16. T = 0 is fine.
@@ -182,7 +182,7 @@ def moe(
 
     Returns `out`. Raises Error when shapes, dtypes, devices or ids do not fit.
 
-    Source: Shazeer et al., "Outrageously Large Neural Networks", 2017, with the experts of `Experts`.
+    Source: Shazeer et al., "Outrageously Large Neural Networks", 2017; experts as in `Experts`.
 
     >>> import numpy as np, cpumoe
     >>> experts = cpumoe.Experts(up=np.ones((2, 4, 3), np.float32),
@@ -196,13 +196,13 @@ def moe(
             f"moe: experts must be a cpumoe.Experts; got {type(experts).__name__}. "
             "Build one from your weights"
         )
-    x = plain(x)
+    x = _constant(plain(x), "moe", "x")
     target, finish = _target(x, "moe", out, None)
     _core.moe(
         native(x),
         experts._native,
         native(plain(ids)),
-        native(plain(weights)),
+        native(_constant(plain(weights), "moe", "weights")),
         target,
         default_executor() if executor is None else executor,
         skip_sentinel,
@@ -237,7 +237,7 @@ def linear(
     >>> cpumoe.linear(np.array([[1, 2]], np.float32), np.array([[3, 4], [5, 6]], np.float32))
     array([[11., 17.]], dtype=float32)
     """
-    x = plain(x)
+    x = _constant(plain(x), "linear", "x")
     w = _detached(plain(w))
     shape = getattr(w, "shape", ())
     if len(shape) != 2:
@@ -304,7 +304,7 @@ def route(
             f'route: group_score must be "top2" or "max"; got {group_score!r}. '
             "DeepSeek-V3 uses top2, DeepSeek-V2 max"
         )
-    logits = plain(logits)
+    logits = _constant(plain(logits), "route", "logits")
     shape = tuple(getattr(logits, "shape", ()))
     if not shape:
         raise _core.Error(
@@ -329,6 +329,16 @@ def route(
         weights,
     )
     return convert_like(logits, ids), convert_like(logits, weights)
+
+
+def _constant(array: Any, where: str, name: str) -> Any:
+    """Refuse an input whose gradient somebody may expect."""
+    if getattr(array, "requires_grad", False):
+        raise _core.Error(
+            f"{where}: {name} must not require gradients; got a {type(array).__name__} that does. "
+            f"Pass {name}.detach(): no gradients are computed here"
+        )
+    return array
 
 
 def _detached(array: Any) -> Any:

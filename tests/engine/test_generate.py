@@ -117,6 +117,20 @@ def test_ids_out_of_range(model, ids):
         model.generate(ids)
 
 
+@pytest.mark.parametrize("bad", [[1.5], [None], [{}], [[1], [2.5]]])
+def test_prompts_that_are_none(model, bad):
+    with pytest.raises(Error, match="prompt: must be text or token ids"):
+        model.generate(bad)
+
+
+def test_prompts_as_arrays(model):
+    ids = np.array([[3, 4, 5], [6, 7, 8]], np.int64)
+    batch = model.generate(ids, max_tokens=3, temperature=0)
+    assert [c.ids for c in batch] == [
+        model.generate(row, max_tokens=3, temperature=0).ids for row in ids
+    ]
+
+
 def test_unknown_sampling_name(model):
     with pytest.raises(Error, match=r"generate: .*temprature"):
         model.generate([1], temprature=1.0)

@@ -22,14 +22,18 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 PROGRAM = """
-import resource, sys, time
+import sys, time
 import cpumoe
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+def peak():
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM"))
+
+before = peak()
 start = time.perf_counter()
 model = cpumoe.load(sys.argv[1])
 seconds = time.perf_counter() - start
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(model.nbytes, before * 1024, peak * 1024, seconds)
+print(model.nbytes, before, peak(), seconds)
 """
 
 

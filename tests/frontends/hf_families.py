@@ -89,7 +89,11 @@ FAMILIES: dict[str, Family] = {
         "ernie4_5_vl_moe.Ernie4_5_VLMoeTextModel",
         {
             "moe_intermediate_size": [24, 24],
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [1, 1, 2],
+            },
         },
     ),
     "exaone_moe": Family("exaone_moe.ExaoneMoeForCausalLM"),
@@ -149,7 +153,11 @@ FAMILIES: dict[str, Family] = {
         "hy_v4_vl.HYV4VLTextModel",
         {
             **INDEXER,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [1, 1, 2],
+            },
         },
     ),
     "inkling": Family("inkling.InklingForCausalLM"),
@@ -219,7 +227,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-# Families of Transformers with experts that bypass the registry: nothing can be registered for them.
+# Families with experts that bypass the registry: nothing can be registered for them.
 NOT_HOOKABLE: dict[str, str] = {
     "dbrx": "experts are flat matrices [E * I, H] without a registry hook",
     "doge": "experts are rows of embedding tables",
@@ -272,7 +280,9 @@ def inputs_of(family: Family, model: torch.nn.Module, batch: int, tokens: int) -
     if family.embeds:
         width = config_of(family).hidden_size
         return {"inputs_embeds": torch.randn(batch, tokens, width, generator=generator)}
-    return {"input_ids": torch.randint(3, SIZES["vocab_size"], (batch, tokens), generator=generator)}
+    return {
+        "input_ids": torch.randint(3, SIZES["vocab_size"], (batch, tokens), generator=generator)
+    }
 
 
 def experts_of(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -1,4 +1,4 @@
-"""What the Transformers frontend does beyond equal logits: generation, changes of weights, refusals."""
+"""The Transformers frontend beyond equal logits: generation, changes of weights, refusals."""
 
 from __future__ import annotations
 
@@ -171,16 +171,26 @@ def test_modules_without_the_registry_attributes_are_refused() -> None:
         hf.plan_of(torch.nn.Linear(2, 2))
     module: Any = copy.deepcopy(experts_of(_model())[0])
     module.gate_up_proj = None
-    with pytest.raises(cpumoe.Error, match="MixtralExperts: gate_up_proj must be a tensor; got NoneType"):
+    with pytest.raises(
+        cpumoe.Error, match="MixtralExperts: gate_up_proj must be a tensor; got NoneType"
+    ):
         hf.plan_of(module)
 
 
-def _gated(act: Any, **attributes: Any) -> Any:
+def _gated(act: Any) -> Any:
     module: Any = copy.deepcopy(experts_of(_model())[0])
-    module.act_fn = act
-    for name, value in attributes.items():
-        setattr(module, name, value)
+    module.act_fn = act if isinstance(act, torch.nn.Module) else _Function(act)
     return module
+
+
+class _Function(torch.nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.function(x)
+        return result
 
 
 class _Learned(torch.nn.Module):
@@ -217,7 +227,9 @@ def test_activations_are_recognised_by_what_they_compute(act: Any, want: str | N
 
 
 def test_split_says_why() -> None:
-    assert hf.plan_of(_gated(torch.nn.Tanh())).reason == "its activation is none of the known formulas"
+    assert (
+        hf.plan_of(_gated(torch.nn.Tanh())).reason == "its activation is none of the known formulas"
+    )
     assert hf.plan_of(experts_of(_model("muse_spark"))[0]).reason == "a norm follows each expert"
 
 
@@ -241,3 +253,10 @@ def test_registering_is_idempotent_and_imports_no_transformers_early() -> None:
         "from cpumoe.frontends import hf; hf.register(); hf.register()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_families_page_is_current() -> None:
+    import write_families
+
+    assert write_families.PAGE.read_text() == write_families.page(), "run write_families.py"

@@ -45,7 +45,7 @@ def _bound(module: Any, x: torch.Tensor, weights: torch.Tensor, epsilon: float) 
     """Error allowed to one output: every product and sum of both layers may be off by epsilon.
 
     The magnitude is bounded by norms (Cauchy-Schwarz) of the largest rows; activations here have a
-    slope of at most 1.13 (gelu; relu2 at most 2 max|g|) and gate * up multiplies two bounded values.
+    slope of at most 1.13 (gelu; relu2: 2 max|g|) and gate * up multiplies two bounded values.
     """
     first = module.gate_up_proj if module.has_gate else module.up_proj
     inputs = first.shape[-2] if module.is_transposed else first.shape[-1]
@@ -148,7 +148,9 @@ def _spread(module: Any, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tens
     total = 0.0
     for e in torch.unique(ids).tolist():
         token, slot = torch.where(ids == e)
-        mid = module._apply_gate(torch.nn.functional.linear(x[token].float(), module.gate_up_proj[e]))
+        mid = module._apply_gate(
+            torch.nn.functional.linear(x[token].float(), module.gate_up_proj[e])
+        )
         terms = mid.abs() @ module.down_proj[e].abs().T
         if module.has_post_expert_norm:
             terms = terms * _gain(module, mid @ module.down_proj[e].T)

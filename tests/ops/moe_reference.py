@@ -1,7 +1,7 @@
 """The operator in float64 on the decoded weights, with the error that fp32 arithmetic may make.
 
-Every function returns (value, bound): the bound follows each product and sum with half a unit in the
-last place of fp32, first order in epsilon, sums taken in any order.
+Every function returns (value, bound): the bound follows each product and sum with half a unit in
+the last place of fp32, first order in epsilon, sums taken in any order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, Any] = {
 
 @dataclass
 class Weights:
-    """Experts in one canonical form: gate and up [E, I, H] (gate None: not gated), down [E, H, I]."""
+    """Experts in one form: gate and up [E, I, H] (gate None: not gated), down [E, H, I]."""
 
     gate: F64 | None
     up: F64

@@ -15,6 +15,6 @@ MODULES = [cpumoe, cpumoe.ops, cpumoe.frontends.hf, cpumoe.frontends.hf.experts]
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
 def test_examples(module: object) -> None:
-    result = doctest.testmod(module)  # type: ignore[arg-type]
+    result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0

@@ -12,7 +12,7 @@ import pytest
 
 import cpumoe
 
-E, H, I = 5, 24, 20
+E, H, N = 5, 24, 20
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -27,18 +27,20 @@ class Case:
         rng = np.random.default_rng(seed)
         d = DTYPES[dtype]
         self.rng, self.dtype = rng, dtype
-        self.gate = _random(rng, (E, I, H), d, 0.3) if gated else None
-        self.up = _random(rng, (E, I, H), d, 0.3)
-        self.down = _random(rng, (E, H, I), d, 0.3)
-        self.gate_bias = _random(rng, (E, I), d) if bias and gated else None
-        self.up_bias = _random(rng, (E, I), d) if bias else None
+        self.gate = _random(rng, (E, N, H), d, 0.3) if gated else None
+        self.up = _random(rng, (E, N, H), d, 0.3)
+        self.down = _random(rng, (E, H, N), d, 0.3)
+        self.gate_bias = _random(rng, (E, N), d) if bias and gated else None
+        self.up_bias = _random(rng, (E, N), d) if bias else None
         self.down_bias = _random(rng, (E, H), d) if bias else None
 
     def routing(self, tokens: int, k: int = 3) -> tuple[Any, Any]:
         ids = self.rng.integers(0, E, (tokens, k))
         return ids, self.rng.random((tokens, k)).astype(np.float32)
 
-    def check(self, experts: cpumoe.Experts, tokens: int = 7, x_dtype: str = "float32", **act: Any) -> None:
+    def check(
+        self, experts: cpumoe.Experts, tokens: int = 7, x_dtype: str = "float32", **act: Any
+    ) -> None:
         x = _random(self.rng, (tokens, H), DTYPES[x_dtype])
         ids, weights = self.routing(tokens)
         got = cpumoe.moe(x, experts, ids, weights)
@@ -47,7 +49,7 @@ class Case:
             for a in (self.gate, self.up, self.down, self.gate_bias, self.up_bias, self.down_bias)
         ]
         want, bound = reference.moe(
-            reference.Weights(*wide),  # type: ignore[arg-type]
+            reference.Weights(*wide),
             x.astype(np.float64),
             ids,
             weights.astype(np.float64),
@@ -87,9 +89,12 @@ def test_forms(dtype: str, layout: str, form: str, bias: bool) -> None:
     elif form == "slice":  # halves of a wider tensor, sliced along the features and the experts
         both = to(np.concatenate([c.gate, c.up, c.up], axis=1))
         both = np.concatenate([both, both])[:E]
-        cut = (slice(None), slice(0, I)), (slice(None), slice(I, 2 * I))
+        cut = (slice(None), slice(0, N)), (slice(None), slice(N, 2 * N))
         if layout == "columns":
-            cut = (slice(None), slice(None), slice(0, I)), (slice(None), slice(None), slice(I, 2 * I))
+            cut = (
+                (slice(None), slice(None), slice(0, N)),
+                (slice(None), slice(None), slice(N, 2 * N)),
+            )
         options |= {"gate": both[cut[0]], "up": both[cut[1]]}
         options |= {"gate_bias": c.gate_bias, "up_bias": c.up_bias}
     else:
@@ -179,7 +184,7 @@ def test_sentinel_is_skipped() -> None:
 @pytest.mark.parametrize("x_dtype", DTYPES)
 def test_linear(dtype: str, layout: Any, x_dtype: str) -> None:
     rng = np.random.default_rng(3)
-    w, bias = _random(rng, (I, H), DTYPES[dtype]), _random(rng, (I,), DTYPES[dtype])
+    w, bias = _random(rng, (N, H), DTYPES[dtype]), _random(rng, (N,), DTYPES[dtype])
     x = _random(rng, (9, H), DTYPES[x_dtype])
     stored = np.ascontiguousarray(w.T) if layout == "columns" else w
     got = cpumoe.linear(x, stored, bias, layout=layout)
@@ -195,7 +200,9 @@ def _route(logits: Any, k: int, kind: str, renormalize: bool, correction: Any, s
     soft = np.exp(x - x.max(-1, keepdims=True))
     soft /= soft.sum(-1, keepdims=True)
     score = {"softmax_topk": soft, "topk_softmax": x, "sigmoid": 1 / (1 + np.exp(-x))}[kind]
-    ids = np.argsort(-(score if correction is None else score + correction), axis=-1, kind="stable")[:, :k]
+    ids = np.argsort(
+        -(score if correction is None else score + correction), axis=-1, kind="stable"
+    )[:, :k]
     w = np.take_along_axis(score, ids, -1)
     if kind == "topk_softmax":
         w = np.exp(w - w.max(-1, keepdims=True))

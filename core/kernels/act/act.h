@@ -2,7 +2,7 @@
 //   gated:      out = f(gate + gate_bias) * (up + up_bias)          (silu, gelu, ...)
 //   not gated:  out = f(gate + gate_bias)
 //   swiglu_oai: g = min(gate, limit), u = clamp(up, -limit, limit),
-//               out = (u + 1) * g * sigmoid(alpha g)  (gpt-oss; Transformers GptOssExperts._apply_gate)
+//               out = (u + 1) * g * sigmoid(alpha g)   (gpt-oss)
 //   limit with any other gated function: g = min(gate, limit), u = clamp(up, -limit, limit) first
 #pragma once
 #include <cmath>

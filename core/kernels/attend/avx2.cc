@@ -12,9 +12,9 @@ namespace {
 // Up to this many rows K and V are converted in registers; beyond, once per block into scratch.
 constexpr int64_t kDirectRows = 8;
 
-// Bytes of one block of K per (panel, k) step of the V product, and the other way round: prefetching
-// one step at a time brings the next operand in just in time: 7 -> 12 GB/s from memory with 4 rows
-// (Zen 4).
+// Bytes of one block of K per (panel, k) step of the V product, and the other way round.
+// Prefetching one step at a time brings the next operand in just in time: 7 -> 12 GB/s from memory
+// with 4 rows (Zen 4).
 template <Code C>
 constexpr int64_t kStep = 16 * (C == Code::f32 ? 4 : 2);
 

@@ -1,7 +1,8 @@
 """Reader of one safetensors file: header checked in full, then mapped read-only.
 
 File = 8 bytes little-endian header length N, N bytes of JSON, then the tensors' bytes. The JSON
-maps a name to {"dtype", "shape", "data_offsets": [begin, end)}, counted from the header's end. The tensors tile the rest of the file: no overlap, no hole, nothing behind the last one.
+maps a name to {"dtype", "shape", "data_offsets": [begin, end)}, counted from the header's end.
+The tensors tile the rest of the file: no overlap, no hole, nothing behind the last one.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -138,7 +139,10 @@ class Model:
             if not prompt:
                 raise Error("prompt: must not be empty; got ''. Write the text to continue")
             return self.tokenizer.encode(prompt)
-        ids = [int(i) for i in prompt]
+        try:
+            ids = [operator.index(i) for i in prompt]
+        except TypeError:
+            raise Error(f"prompt: must be text or token ids; got {prompt!r:.100}") from None
         bad = [i for i in ids if not 0 <= i < self.spec.vocab]
         if bad:
             raise Error(f"prompt: token ids must be in [0, {self.spec.vocab}); got {bad[0]}")
@@ -214,7 +218,7 @@ class Model:
             >>> len(model.generate("Once upon a time", max_tokens=8, temperature=0).ids)
             8
         """
-        many = not isinstance(prompt, str) and any(isinstance(p, str | list) for p in prompt)
+        many = not isinstance(prompt, str) and any(np.ndim(p) or isinstance(p, str) for p in prompt)
         params = self.params(**sampling)
         requests = [self.request(p, params) for p in (prompt if many else [prompt])]
         stats = Stats()

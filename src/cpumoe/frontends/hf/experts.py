@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -35,6 +36,12 @@ def register() -> None:
     ExpertsInterface.register(NAME, experts_forward)
 
 
+# The plan is a constant of a compiled graph: the compiler runs plan_of instead of looking into it.
+_compiled_plan_of: Callable[[torch.nn.Module], Plan] = cast(
+    Any, torch.compiler.assume_constant_result
+)(plan_of)
+
+
 def experts_forward(
     self: torch.nn.Module,
     hidden_states: torch.Tensor,
@@ -49,12 +56,12 @@ def experts_forward(
         top_k_index: [T, k] int64 or int32; under expert parallelism the id E means "elsewhere".
         top_k_weights: [T, k], any float dtype.
 
-    Returns [T, H] in hidden_states' dtype. Raises Error for tensors outside the CPU, for unsupported
-    dtypes, and in training: no gradients are computed here.
+    Returns [T, H] in hidden_states' dtype. Raises Error for tensors outside the CPU, for
+    unsupported dtypes, and in training: no gradients are computed here.
 
     Signature: transformers.integrations.moe.ExpertsInterface.
     """
-    plan = plan_of(self)
+    plan = _compiled_plan_of(self) if torch.compiler.is_compiling() else plan_of(self)
     m = cast(Any, self)
     skip = bool(getattr(m, "_is_expert_parallel", False))
     weights = [getattr(m, plan.first), m.down_proj]
@@ -64,8 +71,8 @@ def experts_forward(
     )
     if wants_gradient and self.training:
         raise Error(
-            f"{type(self).__name__}: inference is all that is computed here; got a module in training "
-            "that requires gradients. Call model.eval(), or train with "
+            f"{type(self).__name__}: inference is all that is computed here; got a module in "
+            "training that requires gradients. Call model.eval(), or train with "
             'model.set_experts_implementation("grouped_mm")'
         )
     if plan.mode == "split":
@@ -107,8 +114,8 @@ def _fused(
     gated: bool,
     skip: bool,
 ) -> torch.Tensor:
-    # Views are made anew at each call: they cost microseconds, and weights that were moved, reloaded
-    # or brought in by an offload hook just before the call are the ones that are read.
+    # Views are made anew at each call: they cost microseconds, and weights that were moved,
+    # reloaded or brought in by an offload hook just before the call are the ones that are read.
     experts = Experts(
         gate_up=first if gated else None,
         up=None if gated else first,
@@ -123,7 +130,7 @@ def _fused(
         interleaved=interleaved,
     )
     return moe(
-        hidden_states.detach(),
+        hidden_states.detach().contiguous(),
         experts,
         top_k_index,
         top_k_weights.detach(),
@@ -163,8 +170,7 @@ def _fake(hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
 _op.register_autograd(_refuse_gradient)
 
 
-@torch.compiler.disable
-def _split(
+def _split_eager(
     module: torch.nn.Module,
     plan: Plan,
     x: torch.Tensor,
@@ -194,10 +200,17 @@ def _split(
         with torch.no_grad():
             mid = m._apply_gate(mid) if plan.gated else m.act_fn(mid)
         y = linear(
-            mid.contiguous(), down[e], None if down_bias is None else down_bias[e], layout=plan.layout
+            mid.contiguous(),
+            down[e],
+            None if down_bias is None else down_bias[e],
+            layout=plan.layout,
         )
         if getattr(m, "has_post_expert_norm", False):
             with torch.no_grad():
                 y = m.post_expert_norm(y)
         out.index_add_(0, token, y.float() * weights[token, slot, None].float())
     return out.to(x.dtype)
+
+
+# A loop over the experts that were hit: it breaks a compiled graph instead of entering it.
+_split: Callable[..., torch.Tensor] = cast(Any, torch.compiler.disable)(_split_eager)

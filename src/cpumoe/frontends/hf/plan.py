@@ -1,4 +1,4 @@
-"""How one experts module of Transformers is computed: read from its attributes, not from its name."""
+"""How one experts module of Transformers is computed, read from its attributes, not its name."""
 
 from __future__ import annotations
 
@@ -79,8 +79,9 @@ def _make(module: torch.nn.Module) -> Plan:
     for attribute in wanted:
         if not isinstance(getattr(m, attribute, None), torch.Tensor):
             raise Error(
-                f"{name}: {attribute} must be a tensor; got {type(getattr(m, attribute, None)).__name__}. "
-                'Modules that pack or name their weights otherwise need experts_implementation="eager"'
+                f"{name}: {attribute} must be a tensor; got "
+                f"{type(getattr(m, attribute, None)).__name__}. Modules that pack or name their "
+                'weights otherwise need experts_implementation="eager"'
             )
     found = _recognise(m)
     reason = ""
@@ -112,7 +113,7 @@ def _recognise(m: Any) -> tuple[Activation, float, float] | None:
         with torch.no_grad():
             return _match(m)
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
-        return None  # it wants other inputs than the registry's default: the split way calls it as it is
+        return None  # it wants other inputs than the default: the split way calls it as it is
 
 
 def _match(m: Any) -> tuple[Activation, float, float] | None:
@@ -147,7 +148,9 @@ def _candidates(
 
 def _numbers(m: Any, *names: str) -> list[float]:
     values = [getattr(m, n, None) for n in names]
-    return [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+    return [
+        float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0
+    ]
 
 
 def _equal(seen: torch.Tensor, expected: torch.Tensor, scale: torch.Tensor) -> bool:
