@@ -17,17 +17,26 @@ using cpumoe::require;
 std::string dtype_text(nb::dlpack::dtype d) {
   const std::string bits = std::to_string(int(d.bits) * int(d.lanes));
   switch (nb::dlpack::dtype_code(d.code)) {
-    case nb::dlpack::dtype_code::Float: return "fp" + bits;
-    case nb::dlpack::dtype_code::Bfloat: return "bf" + bits;
-    case nb::dlpack::dtype_code::Int: return "int" + bits;
-    case nb::dlpack::dtype_code::UInt: return "uint" + bits;
-    case nb::dlpack::dtype_code::Bool: return "bool";
-    case nb::dlpack::dtype_code::Complex: return "complex" + bits;
-    default: return "dlpack type " + std::to_string(d.code) + " of " + bits + " bits";
+    case nb::dlpack::dtype_code::Float:
+      return "fp" + bits;
+    case nb::dlpack::dtype_code::Bfloat:
+      return "bf" + bits;
+    case nb::dlpack::dtype_code::Int:
+      return "int" + bits;
+    case nb::dlpack::dtype_code::UInt:
+      return "uint" + bits;
+    case nb::dlpack::dtype_code::Bool:
+      return "bool";
+    case nb::dlpack::dtype_code::Complex:
+      return "complex" + bits;
+    default:
+      return "dlpack type " + std::to_string(d.code) + " of " + bits + " bits";
   }
 }
 
-std::string type_text(nb::handle h) { return nb::cast<std::string>(nb::str(nb::type_name(h.type()))); }
+std::string type_text(nb::handle h) {
+  return nb::cast<std::string>(nb::str(nb::type_name(h.type())));
+}
 
 template <class... A>
 [[noreturn]] void refuse(const char* where, const A&... message) {
@@ -93,7 +102,8 @@ cpumoe::MatrixView plane(const Array& a, const char* where, const std::string& n
            ". Make it contiguous, or pass the untransposed array with the other layout");
   }
   if (rows > 1 && cols > 0 && stride < cols) {
-    refuse(where, name, " must have rows that do not overlap; got ", a.describe(), ". Make it contiguous");
+    refuse(where, name, " must have rows that do not overlap; got ", a.describe(),
+           ". Make it contiguous");
   }
   return {a.data, a.format->code, rows, cols, rows > 1 ? stride : cols};
 }
@@ -155,9 +165,9 @@ Array take_array(nb::handle source, const char* where, const std::string& name, 
   a.format = cpumoe::find_format(format);
   require(a.format != nullptr, where, name, " must have a known format; got \"", format,
           "\". See the table of formats");
-  require(a.owner.dtype().bits == cpumoe::code_bits(a.format->code), where, name, " must have units of ",
-          cpumoe::code_bits(a.format->code), " bits to be read as ", format, "; got ", a.dtype,
-          ". View it as an unsigned integer of that width");
+  require(a.owner.dtype().bits == cpumoe::code_bits(a.format->code), where, name,
+          " must have units of ", cpumoe::code_bits(a.format->code), " bits to be read as ", format,
+          "; got ", a.dtype, ". View it as an unsigned integer of that width");
   a.dtype = format;
   return a;
 }
@@ -176,12 +186,14 @@ void require_shape(const Array& a, const std::vector<int64_t>& shape, const char
 
 void require_float(const Array& a, const char* where, const std::string& name) {
   if (a.format == nullptr)
-    refuse(where, name, " must be fp32, fp16 or bf16; got ", a.describe(), ". Convert it to one of these");
+    refuse(where, name, " must be fp32, fp16 or bf16; got ", a.describe(),
+           ". Convert it to one of these");
 }
 
 cpumoe::MatrixView matrix_view(const Array& a, const char* where, const std::string& name) {
   require_float(a, where, name);
-  require(a.ndim() >= 1, where, name, " must have at least one dimension; got a scalar. Pass [T, H]");
+  require(a.ndim() >= 1, where, name,
+          " must have at least one dimension; got a scalar. Pass [T, H]");
   if (a.empty()) {
     int64_t rows = 1;
     for (size_t i = 0; i + 1 < a.ndim(); ++i) rows *= a.shape[i];
@@ -201,7 +213,8 @@ cpumoe::VectorView vector_view(const Array& a, const char* where, const std::str
   return {a.data, a.format->code, a.shape[0], a.shape[0] > 1 ? a.strides[0] : 1};
 }
 
-cpumoe::VectorView vector_view(const Array& a, int64_t index, const char* where, const std::string& name) {
+cpumoe::VectorView vector_view(const Array& a, int64_t index, const char* where,
+                               const std::string& name) {
   require_float(a, where, name);
   require_shape(a, {-1, -1}, where, name, "[E, N]");
   return {at(a, index), a.format->code, a.shape[1], a.shape[1] > 1 ? a.strides[1] : 1};
@@ -227,18 +240,20 @@ cpumoe::WeightView weight_view(const Array& a, cpumoe::Layout layout, const char
   return as_weight(a, plane(a, where, name, a.shape[0], a.strides[0]), layout);
 }
 
-cpumoe::WeightView weight_view(const Array& a, int64_t index, cpumoe::Layout layout, const char* where,
-                               const std::string& name) {
+cpumoe::WeightView weight_view(const Array& a, int64_t index, cpumoe::Layout layout,
+                               const char* where, const std::string& name) {
   require_float(a, where, name);
-  require_shape(a, {-1, -1, -1}, where, name, layout == cpumoe::Layout::rows ? "[E, N, K]" : "[E, K, N]");
+  require_shape(a, {-1, -1, -1}, where, name,
+                layout == cpumoe::Layout::rows ? "[E, N, K]" : "[E, K, N]");
   cpumoe::MatrixView m = plane(a, where, name, a.shape[1], a.strides[1]);
   m.data = at(a, index);
   return as_weight(a, m, layout);
 }
 
 cpumoe::Layout take_layout(const std::string& layout, const char* where) {
-  require(layout == "rows" || layout == "columns", where, "layout must be \"rows\" or \"columns\"; got \"",
-          layout, "\". rows: each output feature's inputs are contiguous (torch.nn.Linear)");
+  require(layout == "rows" || layout == "columns", where,
+          "layout must be \"rows\" or \"columns\"; got \"", layout,
+          "\". rows: each output feature's inputs are contiguous (torch.nn.Linear)");
   return layout == "rows" ? cpumoe::Layout::rows : cpumoe::Layout::columns;
 }
 

@@ -13,12 +13,12 @@
 
 namespace cpumoe_py {
 
-// A checked view of somebody's array. `owner` holds a reference to the exporter, so the memory lives
-// as long as the Array (or a copy of `owner`) does. Destroy it with the GIL held.
+// A checked view of somebody's array. `owner` holds a reference to the exporter, so the memory
+// lives as long as the Array (or a copy of `owner`) does. Destroy it with the GIL held.
 struct Array {
   nanobind::ndarray<nanobind::ro> owner;
   const void* data = nullptr;
-  std::string dtype;             // "fp32" "fp16" "bf16" "int32" "int64" "uint8" ...
+  std::string dtype;                       // "fp32" "fp16" "bf16" "int32" "int64" "uint8" ...
   const cpumoe::Format* format = nullptr;  // row of formats.inc with that name; null for integers
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // elements; any value where the extent is 1 or the array is empty
@@ -28,8 +28,8 @@ struct Array {
   std::string describe() const;  // "fp32[4, 8]", with the strides when it is not contiguous
 };
 
-// `source`: an array, or a pair (array of raw units, format name). `where` and `name` begin the error
-// message ("moe", "x"). Throws cpumoe::Error when it is no array, or not in CPU memory. With
+// `source`: an array, or a pair (array of raw units, format name). `where` and `name` begin the
+// error message ("moe", "x"). Throws cpumoe::Error when it is no array, or not in CPU memory. With
 // `writable`, a read-only array is refused too.
 Array take_array(nanobind::handle source, const char* where, const std::string& name,
                  bool writable = false);
@@ -41,8 +41,9 @@ void require_shape(const Array& a, const std::vector<int64_t>& shape, const char
 // fp32, fp16 or bf16.
 void require_float(const Array& a, const char* where, const std::string& name);
 
-// Views of a checked array. matrix_view: 2-D (or 3-D with `index` into its first dimension), unit step
-// along the last dimension, rows that do not overlap. weight_view: the same, as W[N, K] in `layout`.
+// Views of a checked array: unit step along the last dimension, rows that do not overlap.
+// matrix_view collapses the leading dimensions into rows; weight_view is W[N, K] in `layout`;
+// `index` chooses along the first dimension.
 cpumoe::MatrixView matrix_view(const Array& a, const char* where, const std::string& name);
 cpumoe::VectorView vector_view(const Array& a, const char* where, const std::string& name);
 cpumoe::WeightView weight_view(const Array& a, cpumoe::Layout layout, const char* where,

@@ -106,7 +106,8 @@ std::vector<WeightView> take_weights(nb::object refs) {
 cpumoe::Activation take_activation(const std::string& text) {
   cpumoe::Activation act;
   require(cpumoe::find_act(text.c_str(), &act.kind), "ffn",
-          "activation must be one that act.h lists; got ", text, ". Check hidden_act in the config");
+          "activation must be one that act.h lists; got ", text,
+          ". Check hidden_act in the config");
   return act;
 }
 
@@ -233,10 +234,12 @@ nb::object forward(PyDecoder& self, nb::object segments, bool all) {
     const Array& ids = owners.back();
     require(!ids.empty(), "forward", "each segment must have at least one token; got none. ",
             "Leave the segment out");
-    parts.push_back({&cache->cache, {static_cast<const int32_t*>(ids.data), size_t(ids.shape[0])}});
-    rows += all ? size_t(ids.shape[0]) : 1;
+    const size_t count = size_t(ids.shape[0]);
+    parts.push_back({&cache->cache, {static_cast<const int32_t*>(ids.data), count}});
+    rows += all ? count : 1;
   }
-  require(!parts.empty(), "forward", "there must be at least one segment; got none. Pass [(cache, ids), ...]");
+  require(!parts.empty(), "forward",
+          "there must be at least one segment; got none. Pass [(cache, ids), ...]");
   const size_t vocab = size_t(self.decoder->model().vocab);
   std::unique_ptr<float[]> logits(new float[rows * vocab]);
   {
@@ -260,7 +263,7 @@ void bind_decoder(nb::module_& m) {
            nb::sig("def forward(self, segments: collections.abc.Sequence[tuple[KvCache, "
                    "numpy.typing.NDArray[numpy.int32]]], all: bool = False) -> "
                    "numpy.typing.NDArray[numpy.float32]"),
-           "segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and returns\n"
+           "segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and gives\n"
            "fp32 logits [segments, vocab], or [tokens, vocab] with `all`. Releases the GIL.\n"
            "Raises Error, with the caches as they were.")
       .def_prop_ro("last_weight_bytes",

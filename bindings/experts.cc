@@ -43,15 +43,17 @@ Source take_source(nb::handle h, const char* name, size_t dims) {
   if (nb::isinstance<nb::list>(h)) {
     for (nb::handle item : nb::cast<nb::list>(h))
       s.arrays.push_back(take_array(item, kExperts, concat(name, "[", s.arrays.size(), "]")));
-    require(!s.arrays.empty(), kExperts, name, " must hold one array per expert; got none. Pass at least one");
+    require(!s.arrays.empty(), kExperts, name,
+            " must hold one array per expert; got none. Pass at least one");
     return s;
   }
   s.stacked = true;
   s.arrays.push_back(take_array(h, kExperts, name));
   const Array& a = s.arrays[0];
   if (a.ndim() != dims) {
-    throw Error(concat(kExperts, ": ", name, " must have ", dims, " dimensions, experts first; got ",
-                       a.describe(), ". For one array per expert pass a list"));
+    throw Error(concat(kExperts, ": ", name, " must have ", dims,
+                       " dimensions, experts first; got ", a.describe(),
+                       ". For one array per expert pass a list"));
   }
   require(a.shape[0] > 0, kExperts, name, " must hold at least one expert; got ", a.describe(),
           ". Pass a non-empty array");
@@ -129,28 +131,38 @@ void require_biases(const std::vector<VectorView>& biases, int64_t n, const Sour
   }
 }
 
-std::unique_ptr<PyExperts> make_experts(nb::object gate_up, nb::object gate, nb::object up, nb::object down,
-                                        nb::object gate_up_bias, nb::object gate_bias, nb::object up_bias,
-                                        nb::object down_bias, const std::string& activation, double alpha,
-                                        double limit, const std::string& layout_name, bool interleaved) {
+std::unique_ptr<PyExperts> make_experts(nb::object gate_up, nb::object gate, nb::object up,
+                                        nb::object down, nb::object gate_up_bias,
+                                        nb::object gate_bias, nb::object up_bias,
+                                        nb::object down_bias, const std::string& activation,
+                                        double alpha, double limit, const std::string& layout_name,
+                                        bool interleaved) {
   auto x = std::make_unique<PyExperts>();
   const Layout layout = take_layout(layout_name, kExperts);
   x->layout = layout;
   Source gu = take_source(gate_up, "gate_up", 3), g = take_source(gate, "gate", 3),
          u = take_source(up, "up", 3), d = take_source(down, "down", 3),
-         gub = take_source(gate_up_bias, "gate_up_bias", 2), gb = take_source(gate_bias, "gate_bias", 2),
-         ub = take_source(up_bias, "up_bias", 2), db = take_source(down_bias, "down_bias", 2);
+         gub = take_source(gate_up_bias, "gate_up_bias", 2),
+         gb = take_source(gate_bias, "gate_bias", 2), ub = take_source(up_bias, "up_bias", 2),
+         db = take_source(down_bias, "down_bias", 2);
 
-  require(d.present(), kExperts, "down must be given; got None. Pass the weights of the second product");
-  require(gu.present() != u.present(), kExperts, "the first product must be gate_up, or gate and up, or up alone; got ",
-          gu.present() ? "gate_up and up" : "neither gate_up nor up", ". Pass exactly one of these");
-  require(!(g.present() && gu.present()), kExperts,
-          "gate must come with up, not with gate_up; got gate and gate_up. Pass exactly one of these");
+  require(d.present(), kExperts,
+          "down must be given; got None. Pass the weights of the second product");
+  require(gu.present() != u.present(), kExperts,
+          "the first product must be gate_up, or gate and up, or up alone; got ",
+          gu.present() ? "gate_up and up" : "neither gate_up nor up",
+          ". Pass exactly one of these");
+  require(
+      !(g.present() && gu.present()), kExperts,
+      "gate must come with up, not with gate_up; got gate and gate_up. Pass exactly one of these");
   require(!interleaved || gu.present(), kExperts,
           "interleaved must go with gate_up; got separate arrays. Drop interleaved");
-  require(!gub.present() || gu.present(), kExperts, "gate_up_bias must go with gate_up; got it without. Use gate_bias and up_bias");
-  require(!gb.present() || g.present(), kExperts, "gate_bias must go with gate; got it without. Use gate_up_bias or up_bias");
-  require(!ub.present() || u.present(), kExperts, "up_bias must go with up; got it without. Use gate_up_bias");
+  require(!gub.present() || gu.present(), kExperts,
+          "gate_up_bias must go with gate_up; got it without. Use gate_bias and up_bias");
+  require(!gb.present() || g.present(), kExperts,
+          "gate_bias must go with gate; got it without. Use gate_up_bias or up_bias");
+  require(!ub.present() || u.present(), kExperts,
+          "up_bias must go with up; got it without. Use gate_up_bias");
   if (gu.present()) {
     x->gate = weights_of(gu, layout);
     for (const WeightView& w : x->gate) require_even(w.n, gu.name);
@@ -179,17 +191,19 @@ std::unique_ptr<PyExperts> make_experts(nb::object gate_up, nb::object gate, nb:
   const WeightView& d0 = x->down[0];
   for (const Source* s : {&gu, &g, &u, &gub, &gb, &ub, &db}) {
     require(!s->present() || s->experts() == experts, kExperts, s->name,
-            " must hold as many experts as down; got ", s->present() ? s->experts() : 0, " and ", experts,
-            ". Pass matching arrays");
+            " must hold as many experts as down; got ", s->present() ? s->experts() : 0, " and ",
+            experts, ". Pass matching arrays");
   }
   require_biases(x->down_bias, d0.n, db);
   for (const auto* group : {&x->gate, &x->up}) {
-    const std::string& name = gu.present() ? gu.name : group == &x->gate && g.present() ? g.name : u.name;
+    const std::string& name = gu.present()                       ? gu.name
+                              : group == &x->gate && g.present() ? g.name
+                                                                 : u.name;
     for (size_t e = 0; e < group->size(); ++e) {
       const WeightView& w = (*group)[e];
       const int64_t n = interleaved ? w.n / 2 : w.n;
-      require(n == d0.k && w.k == d0.n, kExperts, name, " of expert ", e,
-              " must map the ", d0.n, " outputs of down[0] to its ", d0.k, " inputs; got ", w.k, " to ", n,
+      require(n == d0.k && w.k == d0.n, kExperts, name, " of expert ", e, " must map the ", d0.n,
+              " outputs of down[0] to its ", d0.k, " inputs; got ", w.k, " to ", n,
               ". Check the shapes and layout=\"", layout_name, "\"");
     }
   }
@@ -242,13 +256,15 @@ void bind_experts(nb::module_& m) {
       .def_prop_ro("inter", [](const PyExperts& x) { return x.view.inter; })
       .def_prop_ro("gated", [](const PyExperts& x) { return x.view.gated(); })
       .def_prop_ro("interleaved", [](const PyExperts& x) { return x.view.interleaved; })
-      .def_prop_ro("layout", [](const PyExperts& x) { return x.layout == Layout::rows ? "rows" : "columns"; })
+      .def_prop_ro("layout",
+                   [](const PyExperts& x) { return x.layout == Layout::rows ? "rows" : "columns"; })
       .def_prop_ro("format", [](const PyExperts& x) { return x.down[0].format->name; })
       .def_prop_ro("weight_bytes", &experts_bytes);
-  m.def("make_experts", &make_experts, nb::kw_only(), nb::arg("gate_up").none(), nb::arg("gate").none(),
-        nb::arg("up").none(), nb::arg("down").none(), nb::arg("gate_up_bias").none(),
-        nb::arg("gate_bias").none(), nb::arg("up_bias").none(), nb::arg("down_bias").none(),
-        nb::arg("activation"), nb::arg("alpha"), nb::arg("limit"), nb::arg("layout"), nb::arg("interleaved"));
+  m.def("make_experts", &make_experts, nb::kw_only(), nb::arg("gate_up").none(),
+        nb::arg("gate").none(), nb::arg("up").none(), nb::arg("down").none(),
+        nb::arg("gate_up_bias").none(), nb::arg("gate_bias").none(), nb::arg("up_bias").none(),
+        nb::arg("down_bias").none(), nb::arg("activation"), nb::arg("alpha"), nb::arg("limit"),
+        nb::arg("layout"), nb::arg("interleaved"));
 }
 
 }  // namespace cpumoe_py

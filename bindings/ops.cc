@@ -1,5 +1,5 @@
-// The operators: moe, route, linear (Experts: experts.cc). Arguments are checked and turned into views here; the
-// arithmetic is core's.
+// The operators: moe, route, linear (Experts: experts.cc). Arguments are checked and turned into
+// views here; the arithmetic is core's.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -98,11 +98,13 @@ std::vector<int32_t> take_ids(const Array& a, int64_t experts, bool allow_skip, 
   const int64_t end = experts + (allow_skip ? 1 : 0);
   std::vector<int32_t> ids(size_t(elements(a)));
   for_each(a, [&](int64_t i, int64_t o) {
-    const int64_t id = wide ? static_cast<const int64_t*>(a.data)[o] : static_cast<const int32_t*>(a.data)[o];
+    const int64_t id =
+        wide ? static_cast<const int64_t*>(a.data)[o] : static_cast<const int32_t*>(a.data)[o];
     if (id < 0 || id >= end) {
-      throw Error(concat(where, ": ids must be in [0, ", end, "); got ", id, " for token ",
-                         i / a.shape.back(), ", slot ", i % a.shape.back(), ". There are ", experts, " experts",
-                         !allow_skip && id == experts ? "; pass skip_sentinel=True to skip this id" : ""));
+      throw Error(concat(
+          where, ": ids must be in [0, ", end, "); got ", id, " for token ", i / a.shape.back(),
+          ", slot ", i % a.shape.back(), ". There are ", experts, " experts",
+          !allow_skip && id == experts ? "; pass skip_sentinel=True to skip this id" : ""));
     }
     ids[size_t(i)] = int32_t(id);
   });
@@ -132,7 +134,8 @@ std::pair<const char*, const char*> extent(const Array& a) {
 void require_apart(const Array& out, const Array& other, const char* where, const char* name) {
   const auto a = extent(out), b = extent(other);
   require(a.second <= b.first || b.second <= a.first || out.empty() || other.empty(), where,
-          "out must not share memory with ", name, "; got overlapping arrays. Pass another output array");
+          "out must not share memory with ", name,
+          "; got overlapping arrays. Pass another output array");
 }
 
 // x's leading dimensions followed by `last`.
@@ -142,18 +145,20 @@ std::vector<int64_t> like(const Array& x, int64_t last) {
   return shape;
 }
 
-void py_moe(nb::handle x_source, const PyExperts& experts, nb::handle ids_source, nb::handle weights_source,
-            nb::handle out_source, cpumoe::Executor& executor, bool skip_sentinel) {
+void py_moe(nb::handle x_source, const PyExperts& experts, nb::handle ids_source,
+            nb::handle weights_source, nb::handle out_source, cpumoe::Executor& executor,
+            bool skip_sentinel) {
   const char* where = "moe";
   const cpumoe::ExpertsView& view = experts.view;
   const Array x = take_array(x_source, where, "x"), ids = take_array(ids_source, where, "ids"),
               weights = take_array(weights_source, where, "weights"),
               out = take_array(out_source, where, "out", true);
   const MatrixView xm = matrix_view(x, where, "x");
-  require(xm.cols == view.hidden, where, "x must have ", view.hidden, " features, as the experts do; got ",
-          xm.cols, ". Pass [..., ", view.hidden, "]");
-  require(ids.ndim() == x.ndim() && ids.shape.back() > 0, where, "ids must have shape [..., k] with k >= 1 beside x [..., H]; got ",
-          ids.dtype, " with ", ids.ndim(), " dimensions beside ", x.ndim(), ". Give each token its expert ids");
+  require(xm.cols == view.hidden, where, "x must have ", view.hidden,
+          " features, as the experts do; got ", xm.cols, ". Pass [..., ", view.hidden, "]");
+  require(ids.ndim() == x.ndim() && ids.shape.back() > 0, where,
+          "ids must have shape [..., k] with k >= 1 beside x [..., H]; got ", ids.dtype, " with ",
+          ids.ndim(), " dimensions beside ", x.ndim(), ". Give each token its expert ids");
   const int64_t top_k = ids.shape.back();
   require_shape(ids, like(x, top_k), where, "ids", "[..., k]");
   require_shape(weights, like(x, top_k), where, "weights", "[..., k]");
@@ -179,17 +184,18 @@ void py_moe(nb::handle x_source, const PyExperts& experts, nb::handle ids_source
   cpumoe::moe(args, process_isa(), workspace.get(), executor);
 }
 
-void py_linear(nb::handle x_source, nb::handle w_source, nb::handle bias_source, const std::string& layout,
-               nb::handle out_source, cpumoe::Executor& executor) {
+void py_linear(nb::handle x_source, nb::handle w_source, nb::handle bias_source,
+               const std::string& layout, nb::handle out_source, cpumoe::Executor& executor) {
   const char* where = "linear";
   const Array x = take_array(x_source, where, "x"), w = take_array(w_source, where, "w"),
               out = take_array(out_source, where, "out", true);
   Array bias;
   const WeightView wv = weight_view(w, take_layout(layout, where), where, "w");
   const MatrixView xm = matrix_view(x, where, "x");
-  require(xm.cols == wv.k, where, "x must have as many features as w has inputs, ", wv.k, "; got ", xm.cols,
-          ". Check layout=\"", layout, "\"");
-  require(wv.k > 0 && wv.n > 0, where, "w must not be empty; got ", w.describe(), ". Pass at least one feature");
+  require(xm.cols == wv.k, where, "x must have as many features as w has inputs, ", wv.k, "; got ",
+          xm.cols, ". Check layout=\"", layout, "\"");
+  require(wv.k > 0 && wv.n > 0, where, "w must not be empty; got ", w.describe(),
+          ". Pass at least one feature");
   require_shape(out, like(x, wv.n), where, "out", "[..., N]");
   const MatrixView om = matrix_view(out, where, "out");
   require_apart(out, x, where, "x");
@@ -213,8 +219,7 @@ void py_linear(nb::handle x_source, nb::handle w_source, nb::handle bias_source,
   }
   {
     Lease workspace;
-    cpumoe::linear({&op, 1}, xm, cpumoe::ActClass::fp32, process_isa(), workspace.get(),
-                   executor);
+    cpumoe::linear({&op, 1}, xm, cpumoe::ActClass::fp32, process_isa(), workspace.get(), executor);
   }
   if (om.code == Code::f32) return;
   for (int64_t t = 0; t < xm.rows; ++t)
@@ -227,26 +232,30 @@ cpumoe::RouterKind router_kind(const std::string& kind) {
   if (kind == "softmax_topk") return cpumoe::RouterKind::softmax_topk;
   if (kind == "topk_softmax") return cpumoe::RouterKind::topk_softmax;
   if (kind == "sigmoid") return cpumoe::RouterKind::sigmoid;
-  throw Error(concat("route: kind must be \"softmax_topk\", \"topk_softmax\" or \"sigmoid\"; got \"", kind,
-                     "\". See the docstring for their formulas"));
+  throw Error(
+      concat("route: kind must be \"softmax_topk\", \"topk_softmax\" or \"sigmoid\"; got \"", kind,
+             "\". See the docstring for their formulas"));
 }
 
-void py_route(nb::handle logits_source, int64_t k, const std::string& kind, bool renormalize, double norm_eps,
-              double scale, nb::handle correction_source, int64_t groups, int64_t top_groups, bool group_max,
-              nb::handle ids_source, nb::handle weights_source) {
+void py_route(nb::handle logits_source, int64_t k, const std::string& kind, bool renormalize,
+              double norm_eps, double scale, nb::handle correction_source, int64_t groups,
+              int64_t top_groups, bool group_max, nb::handle ids_source,
+              nb::handle weights_source) {
   const char* where = "route";
   const Array logits = take_array(logits_source, where, "logits"),
               ids = take_array(ids_source, where, "ids", true),
               weights = take_array(weights_source, where, "weights", true);
   require_float(logits, where, "logits");
-  require(logits.ndim() >= 1 && logits.shape.back() > 0, where, "logits must have shape [..., E] with E >= 1; got ",
-          logits.describe(), ". Give each token one logit per expert");
+  require(logits.ndim() >= 1 && logits.shape.back() > 0, where,
+          "logits must have shape [..., E] with E >= 1; got ", logits.describe(),
+          ". Give each token one logit per expert");
   const int64_t experts = logits.shape.back();
-  require(k >= 1 && k <= experts, where, "k must be in [1, ", experts, "], the number of experts; got ", k,
-          ". Choose fewer experts");
+  require(k >= 1 && k <= experts, where, "k must be in [1, ", experts,
+          "], the number of experts; got ", k, ". Choose fewer experts");
   constexpr int64_t kMax = int64_t(1) << 30;
-  require(experts < kMax && groups >= 1 && groups < kMax && top_groups >= 1 && top_groups < kMax, where,
-          "groups and top_groups must be positive; got ", groups, " and ", top_groups, ". 1 means no groups");
+  require(experts < kMax && groups >= 1 && groups < kMax && top_groups >= 1 && top_groups < kMax,
+          where, "groups and top_groups must be positive; got ", groups, " and ", top_groups,
+          ". 1 means no groups");
   const std::vector<float> values = take_floats(logits, where, "logits");
   std::vector<float> correction;
   cpumoe::Router router;
@@ -262,14 +271,15 @@ void py_route(nb::handle logits_source, int64_t k, const std::string& kind, bool
   if (!correction_source.is_none()) {
     const Array c = take_array(correction_source, where, "correction");
     require_shape(c, {experts}, where, "correction", "[E]");
-    require(router.kind == cpumoe::RouterKind::sigmoid, where, "correction must go with kind=\"sigmoid\"; got kind=\"",
-            kind, "\". Drop it");
+    require(router.kind == cpumoe::RouterKind::sigmoid, where,
+            "correction must go with kind=\"sigmoid\"; got kind=\"", kind, "\". Drop it");
     correction = take_floats(c, where, "correction");
     router.correction = correction.data();
   }
   const char* must = cpumoe::check_router(router);
-  require(must == nullptr, where, must == nullptr ? "" : must, "; got experts=", experts, " k=", k, " groups=", groups,
-          " top_groups=", top_groups, " scale=", scale, ". Check the router's settings");
+  require(must == nullptr, where, must == nullptr ? "" : must, "; got experts=", experts, " k=", k,
+          " groups=", groups, " top_groups=", top_groups, " scale=", scale,
+          ". Check the router's settings");
   require_shape(ids, like(logits, k), where, "ids", "[..., k]");
   require_shape(weights, like(logits, k), where, "weights", "[..., k]");
   const int64_t tokens = int64_t(values.size()) / experts;
@@ -292,8 +302,10 @@ nb::ndarray<nb::array_api> py_empty_like(nb::handle x_source, const std::vector<
   size_t bytes = x.owner.itemsize();
   for (size_t n : extents) bytes *= n;
   auto* buffer = new cpumoe::AlignedBuffer(bytes + 64);
-  nb::capsule owner(buffer, [](void* p) noexcept { delete static_cast<cpumoe::AlignedBuffer*>(p); });
-  return nb::ndarray<nb::array_api>(buffer->data(), extents.size(), extents.data(), owner, nullptr, x.owner.dtype());
+  nb::capsule owner(buffer,
+                    [](void* p) noexcept { delete static_cast<cpumoe::AlignedBuffer*>(p); });
+  return nb::ndarray<nb::array_api>(buffer->data(), extents.size(), extents.data(), owner, nullptr,
+                                    x.owner.dtype());
 }
 
 }  // namespace
@@ -306,13 +318,14 @@ cpumoe::IsaSet process_isa() {
 void bind_ops(nb::module_& m) {
   bind_experts(m);
   m.def("empty_like", &py_empty_like, nb::arg("x"), nb::arg("shape"));
-  m.def("moe", &py_moe, nb::arg("x"), nb::arg("experts"), nb::arg("ids"), nb::arg("weights"), nb::arg("out"),
-        nb::arg("executor"), nb::arg("skip_sentinel"));
+  m.def("moe", &py_moe, nb::arg("x"), nb::arg("experts"), nb::arg("ids"), nb::arg("weights"),
+        nb::arg("out"), nb::arg("executor"), nb::arg("skip_sentinel"));
   m.def("linear", &py_linear, nb::arg("x"), nb::arg("w"), nb::arg("bias").none(), nb::arg("layout"),
         nb::arg("out"), nb::arg("executor"));
-  m.def("route", &py_route, nb::arg("logits"), nb::arg("k"), nb::arg("kind"), nb::arg("renormalize"),
-        nb::arg("norm_eps"), nb::arg("scale"), nb::arg("correction").none(), nb::arg("groups"),
-        nb::arg("top_groups"), nb::arg("group_max"), nb::arg("ids"), nb::arg("weights"));
+  m.def("route", &py_route, nb::arg("logits"), nb::arg("k"), nb::arg("kind"),
+        nb::arg("renormalize"), nb::arg("norm_eps"), nb::arg("scale"), nb::arg("correction").none(),
+        nb::arg("groups"), nb::arg("top_groups"), nb::arg("group_max"), nb::arg("ids"),
+        nb::arg("weights"));
 }
 
 }  // namespace cpumoe_py

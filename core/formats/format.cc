@@ -5,8 +5,14 @@ namespace {
 
 constexpr Format kFormats[] = {
 #define CPUMOE_FORMAT(name, code, scale_rows, scale_cols, scale_type, zero_rule, packing) \
-  {#name,      Code::code,           scale_rows,          scale_cols,                      \
-   ScaleType::scale_type, ZeroRule::zero_rule, Packing::packing},
+  {                                                                                       \
+      #name,                                                                              \
+      Code::code,                                                                         \
+      scale_rows,                                                                         \
+      scale_cols,                                                                         \
+      ScaleType::scale_type,                                                              \
+      ZeroRule::zero_rule,                                                                \
+      Packing::packing},
 #include "formats/formats.inc"
 #undef CPUMOE_FORMAT
 };

@@ -106,8 +106,8 @@ void prepare(Workspace::Impl& ws, const MoeArgs& a, IsaSet isa, Executor& execut
 }
 
 // Phase 1, one task: gate and up of a slice, the activation, and into the operand of phase 2.
-void gate_and_up(const Unit& u, const Task& t, const ActKernel& act, const Arena& arena,
-                 int worker) {
+void gate_and_up(const Unit& u, const Task& t, const void* next, const ActKernel& act,
+                 const Arena& arena, int worker) {
   const ExpertsView& x = *u.experts;
   const size_t e = size_t(u.e);
   const DotKernel& k = *u.first;
@@ -116,9 +116,11 @@ void gate_and_up(const Unit& u, const Task& t, const ActKernel& act, const Arena
   float* gate = arena.tile(worker);
   float* second = arena.second_tile(worker);
   void* scratch = arena.kernel_scratch(worker);
-  k.run({&x.gate[e], t.n0 * per, t.n1 * per, u.x, u.tokens, t.m0, t.m1, gate, in.stride, scratch});
+  const void* after_gate = x.up.empty() ? next : weights_at(x.up[e], t.n0);
+  k.run({&x.gate[e], t.n0 * per, t.n1 * per, u.x, u.tokens, t.m0, t.m1, gate, in.stride, scratch,
+         after_gate});
   if (!x.up.empty()) {
-    k.run({&x.up[e], t.n0, t.n1, u.x, u.tokens, t.m0, t.m1, second, in.stride, scratch});
+    k.run({&x.up[e], t.n0, t.n1, u.x, u.tokens, t.m0, t.m1, second, in.stride, scratch, next});
   }
   const VectorView none;
   const VectorView& gate_bias = x.gate_bias.empty() ? none : x.gate_bias[e];
@@ -148,7 +150,14 @@ void first_phase(Workspace::Impl& ws, const ActKernel& act, Executor& executor) 
   const Arena arena = make_arena(ws.workers, ws.products, true, executor.threads());
   executor.parallel(int64_t(ws.tasks.size()), [&](int64_t i, int worker) {
     const Task& t = ws.tasks[size_t(i)];
-    gate_and_up(ws.units[size_t(t.item)], t, act, arena, worker);
+    const Task* after = likely_next(ws.tasks, i, executor.threads());
+    const void* next = nullptr;
+    if (after != nullptr) {
+      const ExpertsView& x = *ws.units[size_t(after->item)].experts;
+      next = weights_at(x.gate[size_t(ws.units[size_t(after->item)].e)],
+                        after->n0 * (x.interleaved ? 2 : 1));
+    }
+    gate_and_up(ws.units[size_t(t.item)], t, next, act, arena, worker);
   });
 }
 
@@ -174,8 +183,12 @@ void second_phase(Workspace::Impl& ws, int64_t hidden, int64_t row_stride, Execu
     const int64_t n = t.n1 - t.n0;
     const TileShape shape = tile_shape(k, n, t.m1 - t.m0);
     float* tile = arena.tile(worker);
+    const Task* after = likely_next(ws.tasks, i, executor.threads());
+    const Unit* of = after == nullptr ? nullptr : &ws.units[size_t(after->item)];
+    const void* next =
+        of == nullptr ? nullptr : weights_at(of->experts->down[size_t(of->e)], after->n0);
     k.run({&x.down[size_t(u.e)], t.n0, t.n1, u.mid, u.tokens, t.m0, t.m1, tile, shape.stride,
-           arena.kernel_scratch(worker)});
+           arena.kernel_scratch(worker), next});
     const VectorView none;
     const VectorView& bias = x.down_bias.empty() ? none : x.down_bias[size_t(u.e)];
     k.store_out({tile, shape.stride, t.n0, t.n1, t.m0, t.m1,

@@ -39,6 +39,19 @@ SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left,
 // slices of one feature slice follow each other, so that its weights are still in cache.
 void make_tasks(std::vector<Task>& tasks, std::vector<Product>& products, int workers);
 
+// The task that the worker of task i probably takes next: tasks of one phase take about the same time.
+// Null at the end. A hint for prefetching.
+inline const Task* likely_next(const std::vector<Task>& tasks, int64_t i, int workers) {
+  const size_t next = size_t(i) + size_t(workers);
+  return next < tasks.size() ? &tasks[next] : nullptr;
+}
+
+// Where the weights of feature n begin.
+inline const void* weights_at(const WeightView& w, int64_t n) {
+  const int64_t elements = w.layout == Layout::rows ? n * w.stride : n;
+  return static_cast<const char*>(w.data) + elements * int64_t(code_bits(w.format->code)) / 8;
+}
+
 // Tile of a product's slice: elements between lines, and lines.
 struct TileShape {
   int64_t stride, lines;

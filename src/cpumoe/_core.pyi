@@ -1,12 +1,10 @@
 """Native part of cpumoe: operators, executor and decoder."""
 
-import collections.abc
 from collections.abc import Sequence
+from typing import Any
 
 import numpy
 import numpy.typing
-
-from numpy.typing import NDArray
 
 
 class Error(ValueError):
@@ -141,7 +139,7 @@ class Experts:
 
 def make_experts(*, gate_up: object | None, gate: object | None, up: object | None, down: object | None, gate_up_bias: object | None, gate_bias: object | None, up_bias: object | None, down_bias: object | None, activation: str, alpha: float, limit: float, layout: str, interleaved: bool) -> Experts: ...
 
-def empty_like(x: object, shape: Sequence[int]) -> NDArray: ...
+def empty_like(x: object, shape: Sequence[int]) -> Any: ...
 
 def moe(x: object, experts: Experts, ids: object, weights: object, out: object, executor: Executor, skip_sentinel: bool) -> None: ...
 
@@ -157,7 +155,7 @@ class Decoder:
         spec: a cpumoe.models.ModelSpec, kept alive. Raises Error when shapes do not fit.
         """
 
-    def forward(self, segments: collections.abc.Sequence[tuple[KvCache, numpy.typing.NDArray[numpy.int32]]], all: bool = False) -> numpy.typing.NDArray[numpy.float32]:
+    def forward(self, segments: Sequence[tuple[KvCache, numpy.typing.NDArray[numpy.int32]]], all: bool = False) -> numpy.typing.NDArray[numpy.float32]:
         """
         segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and returns
         fp32 logits [segments, vocab], or [tokens, vocab] with `all`. Releases the GIL.

@@ -50,6 +50,15 @@ def test_touch_reads_everything_once(tmp_path):
     assert done[-1] == (tmp_path / "model.safetensors").stat().st_size
 
 
+def test_nothing_is_written(tmp_path, monkeypatch):
+    path, elsewhere = checkpoint(tmp_path / "model"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    cpumoe.load(path).generate([3, 4], max_tokens=3)
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+
+
 def test_absent_directory():
     with pytest.raises(Error, match="no such directory"):
         cpumoe.load("/nonexistent/model")

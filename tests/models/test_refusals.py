@@ -48,6 +48,7 @@ BAD_CONFIGS = {
     "rope no object": ({"rope_scaling": 4}, "rope_scaling must be an object"),
     "rope factor": ({"rope_scaling": {"type": "linear"}}, "factor must be .* it is missing"),
     "rope factor zero": ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor must be"),
+    "rope factor tiny": ({"rope_scaling": {"type": "linear", "factor": 1e-300}}, "frequencies"),
     "rope theta": ({"rope_theta": -1.0}, "rope_theta must be"),
     "partial rope": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "window": ({"use_sliding_window": True, "sliding_window": -4}, "sliding_window"),

@@ -33,6 +33,8 @@ struct DotArgs {
                           // written with unspecified finite-or-not values and must be allocated
   int64_t c_stride;       // elements; n_major: >= round_up(m1-m0, m_block); m_major: >= round_up(n1-n0, n_block); multiple of 16
   void* scratch;          // scratch_bytes(n1-n0, m1-m0, k) bytes, 64-byte aligned, uninitialised
+  const void* next = nullptr;  // nullable: where the caller will go on reading weights of this shape
+                               // afterwards; a kernel may prefetch from it, never read
 };
 
 // Gathers tokens: packed token m (m in [m0, m1)) = row index[m] of src (row m when index is null).

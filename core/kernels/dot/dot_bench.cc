@@ -29,8 +29,8 @@ constexpr Shape kShapes[] = {
     {"mixtral-up", Layout::rows, 14336, 4096},   {"mixtral-down", Layout::rows, 4096, 14336},
     {"gpt-oss-up", Layout::columns, 5760, 2880}, {"gpt-oss-down", Layout::columns, 2880, 2880},
 };
-constexpr int64_t kPool = int64_t(512) << 20;       // bytes of weights, walked by every cell
-constexpr int64_t kSliceBytes = int64_t(1) << 20;   // of a task, where the kernel has no wish
+constexpr int64_t kPool = int64_t(512) << 20;      // bytes of weights, walked by every cell
+constexpr int64_t kSliceBytes = int64_t(1) << 20;  // of a task, where the kernel has no wish
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
@@ -45,14 +45,15 @@ bool matches(const std::string& label, std::string filter) {
   return true;
 }
 
-void run_cell(const DotKernel& kernel, const Shape& s, int64_t m, int repeats, const char* pool, Probe& probe,
-              Executor& executor) {
+void run_cell(const DotKernel& kernel, const Shape& s, int64_t m, int repeats, const char* pool,
+              Probe& probe, Executor& executor) {
   const int64_t element = int64_t(code_bits(kernel.code)) / 8, matrix = s.n * s.k * element;
   const int64_t enough = 4000000000 / (m * s.n * s.k) + 1;  // about 8 GFLOP
   const int64_t matrices = std::clamp<int64_t>(kPool / matrix, 1, enough);
   const int64_t stride = s.layout == Layout::rows ? s.k : s.n;
-  const int64_t slice = kernel.n_slice != 0 ? kernel.n_slice
-                                            : round_up(ceil_div(kSliceBytes, s.k * element), kernel.n_block);
+  const int64_t slice = kernel.n_slice != 0
+                            ? kernel.n_slice
+                            : round_up(ceil_div(kSliceBytes, s.k * element), kernel.n_block);
   const int64_t slices = ceil_div(s.n, slice);
   const bool n_major = kernel.order == TileOrder::n_major;
   const int64_t c_stride = round_up(n_major ? m : slice, 16);
@@ -70,7 +71,8 @@ void run_cell(const DotKernel& kernel, const Shape& s, int64_t m, int repeats, c
                          pool + task / slices * matrix};
       const int64_t n0 = task % slices * slice;
       kernel.run({&w, n0, min64(n0 + slice, s.n), act.data(), m, 0, m,
-                  static_cast<float*>(c[size_t(worker)].data()), c_stride, scratch[size_t(worker)].data()});
+                  static_cast<float*>(c[size_t(worker)].data()), c_stride,
+                  scratch[size_t(worker)].data()});
     });
   };
   std::vector<double> seconds, read, fma;
@@ -80,12 +82,14 @@ void run_cell(const DotKernel& kernel, const Shape& s, int64_t m, int repeats, c
     fma.push_back(probe.fma_gflop_per_s(executor));
     const auto start = std::chrono::steady_clock::now();
     pass();
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   const double gb = double(matrix * matrices) * 1e-9 / median(seconds);
   const double gflop = 2.0 * double(m * s.n * s.k * matrices) * 1e-9 / median(seconds);
   std::printf(
-      "{\"kernel\": \"%s\", \"shape\": \"%s\", \"tokens\": %lld, \"threads\": %d, \"gb_per_s\": %.1f, "
+      "{\"kernel\": \"%s\", \"shape\": \"%s\", \"tokens\": %lld, \"threads\": %d, \"gb_per_s\": "
+      "%.1f, "
       "\"read_gb_per_s\": %.1f, \"share_of_bandwidth\": %.3f, \"gflop_per_s\": %.1f, "
       "\"fma_gflop_per_s\": %.1f, \"share_of_peak\": %.3f}\n",
       kernel.name, s.name, static_cast<long long>(m), executor.threads(), gb, median(read),
@@ -107,7 +111,8 @@ int main(int argc, char** argv) {
   Executor executor(machine, options);
   Probe probe(machine, int64_t(256) << 20);
 
-  void* map = mmap(nullptr, size_t(kPool), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* map =
+      mmap(nullptr, size_t(kPool), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) {
     std::fprintf(stderr, "dot_bench: needs %lld MiB\n", static_cast<long long>(kPool >> 20));
     return 1;

@@ -1,4 +1,5 @@
-// Every row of kernels.inc that this CPU (or CPUMOE_ISA) may use, against float64 on decoded weights.
+// Every row of kernels.inc that this CPU (or CPUMOE_ISA) may use, against float64 on decoded
+// weights.
 #include "kernels/dot/dot.h"
 
 #include <cmath>
@@ -57,9 +58,16 @@ struct Problem {
   std::vector<int32_t> index;
   MatrixView x;
 
-  Problem(const DotKernel& kernel, int64_t n, int64_t k, int64_t m, int64_t gap, Code x_code, Rng& rng)
-      : kernel(kernel), n(n), k(k), m(m), stride(line_length() + gap), weights(weight_span()),
-        source(size_t((m + 2) * k) * code_bits(x_code) / 8), act(guarded_bytes(kernel.act_bytes(m, k))) {
+  Problem(const DotKernel& kernel, int64_t n, int64_t k, int64_t m, int64_t gap, Code x_code,
+          Rng& rng)
+      : kernel(kernel),
+        n(n),
+        k(k),
+        m(m),
+        stride(line_length() + gap),
+        weights(weight_span()),
+        source(size_t((m + 2) * k) * code_bits(x_code) / 8),
+        act(guarded_bytes(kernel.act_bytes(m, k))) {
     view = {find_format(code_name(kernel.code)), kernel.layout, n, k, stride, weights.data()};
     const int64_t lines = kernel.layout == Layout::rows ? n : k;
     for (int64_t i = 0; i < lines && line_length() > 0; ++i) {
@@ -73,8 +81,9 @@ struct Problem {
   int64_t line_length() const { return kernel.layout == Layout::rows ? k : n; }
   size_t weight_span() const {
     const int64_t lines = kernel.layout == Layout::rows ? n : k;
-    return lines == 0 || line_length() == 0 ? 0
-                                            : size_t(((lines - 1) * stride + line_length()) * element());
+    return lines == 0 || line_length() == 0
+               ? 0
+               : size_t(((lines - 1) * stride + line_length()) * element());
   }
   void set_weight(int64_t i, int64_t j, float v) {
     const int64_t at = kernel.layout == Layout::rows ? i * stride + j : j * stride + i;
@@ -91,12 +100,13 @@ struct Problem {
   // The tile of [n0, n1) x [m0, m1) as [feature][token].
   std::vector<float> run(int64_t n0, int64_t n1, int64_t m0, int64_t m1) const {
     const bool n_major = kernel.order == TileOrder::n_major;
-    const int64_t features = round_up(n1 - n0, kernel.n_block), tokens = round_up(m1 - m0, kernel.m_block);
+    const int64_t features = round_up(n1 - n0, kernel.n_block),
+                  tokens = round_up(m1 - m0, kernel.m_block);
     const int64_t c_stride = round_up(n_major ? tokens : features, 16);
     GuardedBuffer c(size_t((n_major ? features : tokens) * c_stride) * 4);
     GuardedBuffer scratch(guarded_bytes(kernel.scratch_bytes(n1 - n0, m1 - m0, k)));
-    kernel.run({&view, n0, n1, const_cast<GuardedBuffer&>(act).data(), m, m0, m1, c.as<float>(), c_stride,
-                scratch.data()});
+    kernel.run({&view, n0, n1, const_cast<GuardedBuffer&>(act).data(), m, m0, m1, c.as<float>(),
+                c_stride, scratch.data()});
     std::vector<float> out;
     for (int64_t i = 0; i < n1 - n0; ++i) {
       for (int64_t j = 0; j < m1 - m0; ++j) {
@@ -126,15 +136,16 @@ void check_against_float64(const DotKernel& kernel, int64_t n, int64_t k, int64_
         magnitude += std::fabs(product);
       }
       const double error = std::fabs(double(got[size_t(i * m + t)]) - want);
-      CHECK_MSG(error <= dot_bound(k, magnitude), kernel.name << " n=" << n << " k=" << k << " m=" << m
-                                                              << " at " << i << "," << t << " got "
-                                                              << got[size_t(i * m + t)] << " want " << want);
+      CHECK_MSG(error <= dot_bound(k, magnitude),
+                kernel.name << " n=" << n << " k=" << k << " m=" << m << " at " << i << "," << t
+                            << " got " << got[size_t(i * m + t)] << " want " << want);
     }
   }
 }
 
 TEST(products_match_float64_around_every_block) {
-  const std::vector<int64_t> ks = sizes_near({1, 8, 16, 32, 64, 256}), ns = sizes_near({3, 12, 24, 96, 192});
+  const std::vector<int64_t> ks = sizes_near({1, 8, 16, 32, 64, 256}),
+                             ns = sizes_near({3, 12, 24, 96, 192});
   const std::vector<int64_t> ms = sizes_near({3, 5, 8, 16, 24, 32, 48});
   for (const DotKernel& kernel : kernels_under_test()) {
     Rng rng(1);
@@ -180,12 +191,14 @@ TEST(slices_and_other_tokens_change_no_bit) {
     for (int64_t j = 0; j < k; ++j) one.set_token(0, j, p.token(m - 1, j));
     one.pack();
     const std::vector<float> alone = one.run(0, n, 0, 1);
-    for (int64_t i = 0; i < n; ++i) CHECK(same_bits(alone[size_t(i)], whole[size_t(i * m + m - 1)]));
+    for (int64_t i = 0; i < n; ++i)
+      CHECK(same_bits(alone[size_t(i)], whole[size_t(i * m + m - 1)]));
   }
 }
 
 TEST(nan_and_infinity_reach_their_own_outputs_only) {
-  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              inf = std::numeric_limits<float>::infinity();
   for (const DotKernel& kernel : kernels_under_test()) {
     for (const int64_t m : {1, 3, 8, 13, 26}) {
       for (const int64_t k : {5, 16, 37, 270}) {
@@ -204,8 +217,9 @@ TEST(nan_and_infinity_reach_their_own_outputs_only) {
         for (int64_t t = 0; t < m; ++t) {
           CHECK(std::isnan(at(2, t)));
           if (t < m - 1) {
-            CHECK_MSG(t % 2 == 0 ? std::isnan(at(n - 1, t)) : at(n - 1, t) == -inf,
-                      kernel.name << " inf * " << (t % 2 == 0 ? 0 : -1) << " gave " << at(n - 1, t));
+            CHECK_MSG(
+                t % 2 == 0 ? std::isnan(at(n - 1, t)) : at(n - 1, t) == -inf,
+                kernel.name << " inf * " << (t % 2 == 0 ? 0 : -1) << " gave " << at(n - 1, t));
             for (int64_t i = 0; i < n - 1; ++i) CHECK(i == 2 || std::isfinite(at(i, t)));
           }
         }
@@ -255,7 +269,8 @@ TEST(pack_gathers_bit_for_bit) {
           for (int64_t m0 = 0; m0 < m; m0 += kernel.m_block) {
             kernel.pack({p.x, p.index.data(), m0, min64(m, m0 + kernel.m_block), m, p.act.data()});
           }
-          check_act(kernel, p.act.as<float>(), m, k, [&](int64_t t, int64_t j) { return p.token(t, j); });
+          check_act(kernel, p.act.as<float>(), m, k,
+                    [&](int64_t t, int64_t j) { return p.token(t, j); });
           kernel.pack({p.x, nullptr, 0, m, m, p.act.data()});
           check_act(kernel, p.act.as<float>(), m, k,
                     [&](int64_t t, int64_t j) { return load_as_float(p.x.data, code, t * k + j); });
@@ -296,8 +311,8 @@ TEST(store_mid_places_tiles_bit_for_bit) {
                         mid[size_t((ms[a] + t) * k + ks[b] + f)];
                   }
                 }
-                kernel.store_mid({tile.as<float>(), order, stride, ks[b], ks[b + 1], ms[a], ms[a + 1],
-                                  m, k, act.data()});
+                kernel.store_mid({tile.as<float>(), order, stride, ks[b], ks[b + 1], ms[a],
+                                  ms[a + 1], m, k, act.data()});
               }
             }
             check_act(kernel, act.as<float>(), m, k,
@@ -322,14 +337,16 @@ TEST(store_out_scales_and_adds_bit_for_bit) {
           GuardedBuffer tile(size_t(lines * stride) * 4), out(size_t((m0 + m) * out_stride) * 4);
           fill_random(tile.data(), Code::f32, lines * stride, 1, rng);
           fill_random(out.data(), Code::f32, (m0 + m) * out_stride, 1, rng);
-          std::vector<float> bias(static_cast<size_t>(n)), scale(size_t(m0 + m)), want(out.size() / 4);
+          std::vector<float> bias(static_cast<size_t>(n)), scale(size_t(m0 + m)),
+              want(out.size() / 4);
           fill_random(bias.data(), Code::f32, n, 1, rng);
           fill_random(scale.data(), Code::f32, m0 + m, 1, rng);
           std::memcpy(want.data(), out.data(), out.size());
           std::vector<int32_t> index;
           for (int64_t i = 0; i < m0 + m; ++i) index.push_back(int32_t(m0 + m - 1 - i));
-          StoreOutArgs a{tile.as<float>(), stride, n0, n0 + n, m0, m0 + m, nullptr, nullptr, nullptr,
-                         out.as<float>(), out_stride, (flags & 8) != 0};
+          StoreOutArgs a{tile.as<float>(), stride,          n0,      n0 + n,  m0,
+                         m0 + m,           nullptr,         nullptr, nullptr, out.as<float>(),
+                         out_stride,       (flags & 8) != 0};
           if ((flags & 1) != 0) a.bias = bias.data();
           if ((flags & 2) != 0) a.scale = scale.data();
           if ((flags & 4) != 0) a.index = index.data();
@@ -345,8 +362,9 @@ TEST(store_out_scales_and_adds_bit_for_bit) {
           }
           kernel.store_out(a);
           for (size_t i = 0; i < want.size(); ++i) {
-            CHECK_MSG(same_bits(want[i], out.as<float>()[i]), kernel.name << " flags=" << flags << " m=" << m
-                                                                          << " n=" << n << " float " << i);
+            CHECK_MSG(
+                same_bits(want[i], out.as<float>()[i]),
+                kernel.name << " flags=" << flags << " m=" << m << " n=" << n << " float " << i);
           }
         }
       }
@@ -401,7 +419,8 @@ TEST(refusal_names_every_candidate) {
   int count = 0;
   const DotKernel* all = dot_kernels(&count);
   for (int i = 0; i < count; ++i) CHECK(why.find(all[i].name) != std::string::npos);
-  CHECK(why.find("scalar_plain_rows_bf16 needs scalar, which may not be used") != std::string::npos);
+  CHECK(why.find("scalar_plain_rows_bf16 needs scalar, which may not be used") !=
+        std::string::npos);
   CHECK(why.find("scalar_plain_columns_bf16 reads the columns layout") != std::string::npos);
   CHECK(why.find("scalar_plain_rows_f16 reads fp16 weights") != std::string::npos);
 }

@@ -64,8 +64,8 @@ void mid_rows(const StoreMidArgs& a) {
   const bool n_major = a.order == TileOrder::n_major;
   for (int64_t m = a.m0; m < a.m1; ++m) {
     for (int64_t n = a.n0; n < a.n1; ++n) {
-      const int64_t i = n_major ? (n - a.n0) * a.stride + (m - a.m0)
-                                : (m - a.m0) * a.stride + (n - a.n0);
+      const int64_t i =
+          n_major ? (n - a.n0) * a.stride + (m - a.m0) : (m - a.m0) * a.stride + (n - a.n0);
       dst[Rows::pos(m, n, a.k)] = a.tile[i];
     }
     if (a.n1 != a.k) continue;

@@ -6,13 +6,13 @@
 namespace cpumoe {
 
 #define CPUMOE_DOT(isa, shape, code, layout, act_layout, order, m_min, m_max, m_block, n_block, \
-                   n_slice)                                                                      \
-  namespace isa {                                                                                \
-  void dot_##shape##_##layout##_##code(const DotArgs&);                                          \
-  size_t scratch_##shape(int64_t n, int64_t m, int64_t k);                                       \
-  void pack_##act_layout(const PackArgs&);                                                       \
-  void mid_##act_layout(const StoreMidArgs&);                                                    \
-  void out_##order(const StoreOutArgs&);                                                         \
+                   n_slice)                                                                     \
+  namespace isa {                                                                               \
+  void dot_##shape##_##layout##_##code(const DotArgs&);                                         \
+  size_t scratch_##shape(int64_t n, int64_t m, int64_t k);                                      \
+  void pack_##act_layout(const PackArgs&);                                                      \
+  void mid_##act_layout(const StoreMidArgs&);                                                   \
+  void out_##order(const StoreOutArgs&);                                                        \
   }
 #include "kernels/dot/kernels.inc"
 #undef CPUMOE_DOT
@@ -28,24 +28,24 @@ size_t act_bytes_rows_even_odd(int64_t m, int64_t k) {
 size_t act_bytes_panels8(int64_t m, int64_t k) { return size_t(Panels8::floats(m, k)) * 4; }
 
 #define CPUMOE_DOT(isa, shape, code, layout, act_layout, order, m_min, m_max, m_block, n_block, \
-                   n_slice)                                                                      \
-  {#isa "_" #shape "_" #layout "_" #code,                                                        \
-   Isa::isa,                                                                                     \
-   Code::code,                                                                                   \
-   Layout::layout,                                                                               \
-   ActClass::fp32,                                                                               \
-   #act_layout,                                                                                  \
-   TileOrder::order,                                                                             \
-   m_min,                                                                                        \
-   m_max,                                                                                        \
-   m_block,                                                                                      \
-   n_block,                                                                                      \
-   n_slice,                                                                                      \
-   isa::dot_##shape##_##layout##_##code,                                                         \
-   isa::scratch_##shape,                                                                         \
-   act_bytes_##act_layout,                                                                       \
-   isa::pack_##act_layout,                                                                       \
-   isa::mid_##act_layout,                                                                        \
+                   n_slice)                                                                     \
+  {#isa "_" #shape "_" #layout "_" #code,                                                       \
+   Isa::isa,                                                                                    \
+   Code::code,                                                                                  \
+   Layout::layout,                                                                              \
+   ActClass::fp32,                                                                              \
+   #act_layout,                                                                                 \
+   TileOrder::order,                                                                            \
+   m_min,                                                                                       \
+   m_max,                                                                                       \
+   m_block,                                                                                     \
+   n_block,                                                                                     \
+   n_slice,                                                                                     \
+   isa::dot_##shape##_##layout##_##code,                                                        \
+   isa::scratch_##shape,                                                                        \
+   act_bytes_##act_layout,                                                                      \
+   isa::pack_##act_layout,                                                                      \
+   isa::mid_##act_layout,                                                                       \
    isa::out_##order},
 constexpr DotKernel kKernels[] = {
 #include "kernels/dot/kernels.inc"

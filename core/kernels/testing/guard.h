@@ -1,4 +1,5 @@
-// A buffer whose last byte is followed by a page that cannot be touched: one byte too far is a crash.
+// A buffer whose last byte is followed by a page that cannot be touched: one byte too far is a
+// crash.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,7 +14,8 @@ namespace cpumoe::testing {
 
 class GuardedBuffer {
  public:
-  // `bytes` usable bytes that end exactly at the guard page, filled with 0xff (a NaN in every code).
+  // `bytes` usable bytes that end exactly at the guard page, filled with 0xff (a NaN in every
+  // code).
   explicit GuardedBuffer(size_t bytes) : bytes_(bytes) {
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     mapped_ = (bytes + page - 1) / page * page + page;
@@ -28,7 +30,10 @@ class GuardedBuffer {
     if (map_ != nullptr) munmap(map_, mapped_);
   }
   GuardedBuffer(GuardedBuffer&& o) noexcept
-      : map_(std::exchange(o.map_, nullptr)), data_(o.data_), mapped_(o.mapped_), bytes_(o.bytes_) {}
+      : map_(std::exchange(o.map_, nullptr)),
+        data_(o.data_),
+        mapped_(o.mapped_),
+        bytes_(o.bytes_) {}
   GuardedBuffer(const GuardedBuffer&) = delete;
   GuardedBuffer& operator=(const GuardedBuffer&) = delete;
   char* data() { return data_; }

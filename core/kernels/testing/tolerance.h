@@ -1,4 +1,5 @@
-// Error bounds for kernel tests, derived from epsilon, k and magnitudes. No other tolerance is used.
+// Error bounds for kernel tests, derived from epsilon, k and magnitudes. No other tolerance is
+// used.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -7,8 +8,8 @@ namespace cpumoe::testing {
 
 // Unit roundoff of fp32 and the smallest positive fp32 (one rounding below the normal range adds at
 // most half of it).
-inline constexpr double kRoundoff = 5.9604644775390625e-8;       // 2^-24
-inline constexpr double kTiny = 1.401298464324817e-45;           // 2^-149
+inline constexpr double kRoundoff = 5.9604644775390625e-8;  // 2^-24
+inline constexpr double kTiny = 1.401298464324817e-45;      // 2^-149
 
 // gamma(n) = n u / (1 - n u): the relative error of n successive roundings.
 inline double gamma(int64_t n) {
@@ -16,17 +17,20 @@ inline double gamma(int64_t n) {
   return nu / (1 - nu);
 }
 
-// |fp32 sum of k products - exact sum|, in any order of summation, fused or not: every product meets
+// |fp32 sum of k products - exact sum|, in any order of summation, fused or not: every product
+// meets
 // one rounding of its own and at most k - 1 additions (adding an exact zero rounds nothing).
 // sum_abs = sum of |w| |x| over the k products.
 inline double dot_bound(int64_t k, double sum_abs) {
   return gamma(k) * sum_abs + double(k) * kTiny;
 }
 
-// Distance of `got` from `want` in units in the last place of fp32 at `want`; infinite when only one
+// Distance of `got` from `want` in units in the last place of fp32 at `want`; infinite when only
+// one
 // of the two is a NaN or when infinities differ.
 inline double ulp_error(float got, double want) {
-  if (std::isnan(want) || std::isnan(got)) return std::isnan(want) && std::isnan(got) ? 0 : INFINITY;
+  if (std::isnan(want) || std::isnan(got))
+    return std::isnan(want) && std::isnan(got) ? 0 : INFINITY;
   const float nearest = float(want);
   if (std::isinf(nearest) || std::isinf(got)) return nearest == got ? 0 : INFINITY;
   int exponent;

@@ -75,6 +75,12 @@ CPUMOE_INLINE void copy_tail16(const char* p, int64_t count, char* to64) {
   for (int64_t i = 0; i < count; ++i) memcpy(to64 + i * W::kBytes, p + i * W::kBytes, W::kBytes);
 }
 
+// The sum of 8 lanes, as ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)).
+CPUMOE_INLINE float sum8(__m256 v) {
+  const __m256 h = _mm256_hadd_ps(v, v), q = _mm256_hadd_ps(h, h);
+  return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(q), _mm256_extractf128_ps(q, 1)));
+}
+
 CPUMOE_INLINE void transpose8(__m256 v[8]) {
   __m256 t[8], u[8];
   for (int i = 0; i < 4; ++i) {

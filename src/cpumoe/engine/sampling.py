@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cpumoe._core import Error
 
-# Candidates that top-p sorts at first; nearly always enough, else it sorts all.
+# Candidates that top-p sorts at first; nearly always enough, else eight times as many, and so on.
 _FIRST_SORT = 1024
 
 
@@ -106,11 +106,16 @@ def candidates(
 
 def _nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     """Indices of the smallest set of largest probabilities whose sum reaches top_p."""
-    count = len(probs)
-    if count > _FIRST_SORT:
-        best = np.argpartition(probs, count - _FIRST_SORT)[count - _FIRST_SORT :]
+    count, size = len(probs), _FIRST_SORT
+    while size < count:
+        best = np.sort(np.argpartition(probs, count - size)[count - size :])
         if probs[best].sum() >= top_p:
-            return np.asarray(best[_nucleus(probs[best], top_p)])
+            return np.asarray(best[_sorted_nucleus(probs[best], top_p)])
+        size *= 8
+    return _sorted_nucleus(probs, top_p)
+
+
+def _sorted_nucleus(probs: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
     order = np.argsort(-probs, kind="stable")
     before = np.cumsum(probs[order]) - probs[order]
     return order[: max(1, int(np.searchsorted(before, top_p, side="left")))]

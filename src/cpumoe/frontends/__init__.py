@@ -1,1 +1,1 @@
-"""Other libraries as hosts of cpumoe; each frontend imports its library only when imported itself."""
+"""Other libraries as hosts. Each frontend imports its library only when it is imported itself."""

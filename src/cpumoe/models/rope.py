@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from cpumoe._core import Error
 from cpumoe.models.config import MAX_POSITIONS, Config
 
 _KINDS = ("default", "linear", "llama3", "yarn")
@@ -25,7 +26,7 @@ def rope(config: Config, head_dim: int, default_theta: float) -> tuple[tuple[flo
     scaling = config.object("rope_parameters") or config.object("rope_scaling")
     theta = config.number("rope_theta", 1.0, default=default_theta)
     if scaling is None:
-        return _frequencies(_base(theta, head_dim)), 1.0
+        return _frequencies(_base(theta, head_dim), config), 1.0
     theta = scaling.number("rope_theta", 1.0, default=theta)
     key = "rope_type" if scaling.has("rope_type") or not scaling.has("type") else "type"
     kind = scaling.choice(key, _KINDS, default="default")
@@ -34,9 +35,9 @@ def rope(config: Config, head_dim: int, default_theta: float) -> tuple[tuple[flo
             raise owner.fail("partial_rotary_factor", "1 in this family")
     base = _base(theta, head_dim)
     if kind == "default":
-        return _frequencies(base), 1.0
+        return _frequencies(base, scaling), 1.0
     if kind == "linear":
-        return _frequencies(base / scaling.number("factor", 0.0)), 1.0
+        return _frequencies(base / scaling.number("factor", 0.0), scaling), 1.0
     trained = scaling.integer(
         "original_max_position_embeddings",
         1,
@@ -44,7 +45,7 @@ def rope(config: Config, head_dim: int, default_theta: float) -> tuple[tuple[flo
         default=config.integer("max_position_embeddings", 1, MAX_POSITIONS),
     )
     if kind == "llama3":
-        return _frequencies(_llama3(base, scaling, trained)), 1.0
+        return _frequencies(_llama3(base, scaling, trained), scaling), 1.0
     return _yarn(base, scaling, trained, theta, config)
 
 
@@ -52,7 +53,10 @@ def _base(theta: float, head_dim: int) -> NDArray[np.float64]:
     return theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
 
 
-def _frequencies(values: NDArray[np.float64]) -> tuple[float, ...]:
+def _frequencies(values: NDArray[np.float64], config: Config) -> tuple[float, ...]:
+    # theta >= 1 makes them at most 1; only a scaling that is no scaling takes them far above.
+    if not np.all(np.abs(values) <= 1e6):
+        raise Error(f"{config.where}: rope frequencies must stay below 10^6. Check its factors")
     return tuple(float(v) for v in values.astype(np.float32))
 
 
@@ -85,7 +89,7 @@ def _yarn(
     low, high = max(low, 0), min(high, dim - 1)
     ramp = np.clip((np.arange(len(base)) - low) / ((high - low) or 0.001), 0, 1)
     frequencies = base / factor * ramp + base * (1 - ramp)
-    return _frequencies(frequencies), _yarn_scale(scaling, factor)
+    return _frequencies(frequencies, scaling), _yarn_scale(scaling, factor)
 
 
 def _yarn_scale(scaling: Config, factor: float) -> float:

@@ -8,10 +8,10 @@
 namespace cpumoe::avx2 {
 namespace {
 
-constexpr int64_t kDepth = 256;     // inputs per block
-constexpr int64_t kRows = 96;       // features per block, rows: 96 KiB of decoded weights
-constexpr int64_t kColumns = 192;   // features per block, columns: 192 KiB
-constexpr int64_t kPanel = 24;      // features per decoded panel, columns
+constexpr int64_t kDepth = 256;    // inputs per block
+constexpr int64_t kRows = 96;      // features per block, rows: 96 KiB of decoded weights
+constexpr int64_t kColumns = 192;  // features per block, columns: 192 KiB
+constexpr int64_t kPanel = 24;     // features per decoded panel, columns
 
 constexpr int64_t kPanelFloats = kPanel * kDepth + 16;  // the 16 keep panels apart in L1's sets
 
@@ -105,7 +105,7 @@ void rows(const DotArgs& a) {
     do {
       const int64_t depth = min64(kDepth, w.k - k);
       decode_rows<W>(base + n * stride + k * W::kBytes, stride, rows, depth, block);
-      const char* next = k + kDepth < w.k     ? base + n * stride + (k + kDepth) * W::kBytes
+      const char* next = k + kDepth < w.k   ? base + n * stride + (k + kDepth) * W::kBytes
                          : n + kRows < a.n1 ? base + (n + kRows) * stride
                                             : nullptr;
       for (int64_t m = a.m0; m < a.m1; next = nullptr) {
@@ -220,6 +220,8 @@ void dot_block_columns_f32(const DotArgs& a) { columns<F32>(a); }
 void dot_block_columns_f16(const DotArgs& a) { columns<F16>(a); }
 void dot_block_columns_bf16(const DotArgs& a) { columns<BF16>(a); }
 
-size_t scratch_block(int64_t, int64_t, int64_t) { return size_t(kColumns / kPanel * kPanelFloats) * 4; }
+size_t scratch_block(int64_t, int64_t, int64_t) {
+  return size_t(kColumns / kPanel * kPanelFloats) * 4;
+}
 
 }  // namespace cpumoe::avx2

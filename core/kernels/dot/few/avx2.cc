@@ -1,4 +1,5 @@
-// A handful of tokens: the same dot form with several rows at once, so that loads of activations are
+// A handful of tokens: the same dot form with several rows at once, so that loads of activations
+// are
 // shared too; bound by FMA, not by memory.
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
@@ -7,7 +8,8 @@
 namespace cpumoe::avx2 {
 namespace {
 
-constexpr int64_t kAhead = 16384;  // bytes fetched into L2 ahead of their use, rounded up to whole rows
+constexpr int64_t kAhead =
+    16384;  // bytes fetched into L2 ahead of their use, rounded up to whole rows
 
 // Sums run along K in 8 lanes per (feature, token), added up at the end.
 
@@ -82,8 +84,8 @@ void rows_tile(const char* w, int64_t stride, const float* x, int64_t xs, int64_
 #pragma GCC unroll 16
   for (int i = 0; i < kSums; i += 4) {
     const auto of = [&](int j) { return acc[(j < kSums ? j : 0) % R][(j < kSums ? j : 0) / R]; };
-    const __m256 h = _mm256_hadd_ps(_mm256_hadd_ps(of(i), of(i + 1)),
-                                    _mm256_hadd_ps(of(i + 2), of(i + 3)));
+    const __m256 h =
+        _mm256_hadd_ps(_mm256_hadd_ps(of(i), of(i + 1)), _mm256_hadd_ps(of(i + 2), of(i + 3)));
     _mm_store_ps(sums + i, _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1)));
   }
 #pragma GCC unroll 16

@@ -10,7 +10,8 @@ namespace {
 // Inputs [k0, k1) of one token into its line, and the zeros behind the last of `inputs`.
 // src: input k0.
 template <class L, class S>
-CPUMOE_INLINE void write_line(float* line, int64_t k0, int64_t k1, int64_t inputs, const char* src) {
+CPUMOE_INLINE void write_line(float* line, int64_t k0, int64_t k1, int64_t inputs,
+                              const char* src) {
   int64_t k = k0;
   const auto one = [&] {
     line[L::pos(0, k, inputs)] = load_as_float(src + (k - k0) * S::kBytes, S::kCode, 0);
@@ -207,8 +208,8 @@ void out_n_major(const StoreOutArgs& a) {
       for (int64_t i = 0; i < tokens; ++i) {
         const float* bias = a.bias != nullptr ? a.bias + n : nullptr;
         const float* scale = a.scale != nullptr ? a.scale + m + i : nullptr;
-        out[i][n] = finish(tile[n * a.stride + i], bias, scale,
-                           a.accumulate ? out[i] + n : nullptr);
+        out[i][n] =
+            finish(tile[n * a.stride + i], bias, scale, a.accumulate ? out[i] + n : nullptr);
       }
     }
   }

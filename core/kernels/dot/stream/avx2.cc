@@ -1,4 +1,5 @@
-// Few tokens: every weight is read once, in the order of memory, and used for all tokens while it is
+// Few tokens: every weight is read once, in the order of memory, and used for all tokens while it
+// is
 // in a register.
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
@@ -7,111 +8,138 @@
 namespace cpumoe::avx2 {
 namespace {
 
-// ---- rows: two rows at a time, all tokens from registers and L1, one chain of 8 lanes per (feature,
-// token). Every second product is added apart: the chain of a line of 64 bytes then takes 14 cycles,
-// which paces the loads just above the speed of memory. Without the pace they overrun the prefetches
-// and a core reads a third less (measured, Zen 4).
+// ---- rows. Long rows: two at a time, so that loads of activations are shared; one chain of 8 lanes per
+// row. Every second product is added apart: the chain of a line of 64 bytes then takes 14 cycles, which
+// paces the loads just above the speed of memory. Without the pace they overrun the prefetches and a
+// core reads a third less (measured, Zen 4).
 
 constexpr int64_t kAhead = 16384;  // bytes fetched into L2 ahead of their use, rounded up to whole rows
 
-template <class W, int R, int T, bool kHi, bool kFused>
-CPUMOE_INLINE void rows_half(__m256 acc[R][T], const char* w, int64_t stride, const float* x,
-                             int64_t xs) {
-  __m256 v[R];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) v[r] = kHi ? W::hi(w + r * stride) : W::lo(w + r * stride);
-#pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) {
-    const __m256 xt = _mm256_loadu_ps(x + t * xs + (kHi ? 8 : 0));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      acc[r][t] = kFused ? _mm256_fmadd_ps(v[r], xt, acc[r][t])
-                         : _mm256_add_ps(acc[r][t], _mm256_mul_ps(v[r], xt));
-    }
+// What to fetch while the line at p is used: line n, `ahead` lines further; past the slice, the caller's
+// next one.
+CPUMOE_INLINE const char* line_ahead(const DotArgs& a, const char* p, int64_t n, int64_t ahead,
+                                     int64_t stride) {
+  if (n < a.n1) return p + ahead * stride;
+  return a.next != nullptr ? static_cast<const char*>(a.next) + (n - a.n1) * stride : p;
+}
+
+template <class W, int R, bool kHi, bool kFused>
+CPUMOE_INLINE void rows_half(__m256 acc[R], const char* w, int64_t stride, const float* x) {
+  const __m256 xt = _mm256_loadu_ps(x + (kHi ? 8 : 0));
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) {
+    const __m256 v = kHi ? W::hi(w + r * stride) : W::lo(w + r * stride);
+    acc[r] = kFused ? _mm256_fmadd_ps(v, xt, acc[r]) : _mm256_add_ps(acc[r], _mm256_mul_ps(v, xt));
   }
 }
 // 16 inputs.
-template <class W, int R, int T>
-CPUMOE_INLINE void rows_step(__m256 acc[R][T], const char* w, int64_t stride, const float* x,
-                             int64_t xs) {
-  rows_half<W, R, T, false, true>(acc, w, stride, x, xs);
-  rows_half<W, R, T, true, false>(acc, w, stride, x, xs);
+template <class W, int R>
+CPUMOE_INLINE void rows_step(__m256 acc[R], const char* w, int64_t stride, const float* x) {
+  rows_half<W, R, false, true>(acc, w, stride, x);
+  rows_half<W, R, true, false>(acc, w, stride, x);
 }
 
-// c[t * cs + r] for R features and T tokens; next: as many bytes from here are fetched as w holds.
-template <class W, int R, int T>
-CPUMOE_INLINE void rows_tile(const char* w, int64_t stride, const float* x, int64_t xs,
-                             int64_t inputs, float* c, int64_t cs, const char* next) {
+// c[r] for R features; next: as many bytes from here are fetched as w holds.
+template <class W, int R>
+CPUMOE_INLINE void rows_tile(const char* w, int64_t stride, const float* x, int64_t inputs, float* c,
+                             const char* next) {
   constexpr int64_t kLine = 64 / W::kBytes;
-  __m256 acc[R][T];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) acc[r][t] = _mm256_setzero_ps();
-  }
+  __m256 acc[R];
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) acc[r] = _mm256_setzero_ps();
   int64_t k = 0;
   for (; k + kLine <= inputs; k += kLine) {
     const char* p = w + k * W::kBytes;
-#pragma GCC unroll 16
+#pragma GCC unroll 2
     for (int r = 0; r < R; ++r) _mm_prefetch(next + r * stride + k * W::kBytes, _MM_HINT_T1);
     for (int64_t i = 0; i < kLine; i += 16) {
-      rows_step<W, R, T>(acc, p + i * W::kBytes, stride, x + k + i, xs);
+      rows_step<W, R>(acc, p + i * W::kBytes, stride, x + k + i);
     }
   }
   if (kLine > 16 && k + 16 <= inputs) {
-    rows_step<W, R, T>(acc, w + k * W::kBytes, stride, x + k, xs);
+    rows_step<W, R>(acc, w + k * W::kBytes, stride, x + k);
     k += 16;
   }
   if (k < inputs) {
     alignas(64) char tail[R * 64];
-#pragma GCC unroll 16
+#pragma GCC unroll 2
     for (int r = 0; r < R; ++r) {
       copy_tail16<W>(w + r * stride + k * W::kBytes, inputs - k, tail + r * 64);
     }
-    rows_step<W, R, T>(acc, tail, 64, x + k, xs);
+    rows_step<W, R>(acc, tail, 64, x + k);
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) {
-      const __m256 h = _mm256_hadd_ps(acc[r][t], acc[r][t]);
-      const __m256 q = _mm256_hadd_ps(h, h);
-      c[t * cs + r] =
-          _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(q), _mm256_extractf128_ps(q, 1)));
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) c[r] = sum8(acc[r]);
+}
+
+// Rows whose activations leave room in L1 are read one after the other: that is one stream per core,
+// which the hardware fetches; every second line 12 KiB ahead helps it over the borders of pages.
+constexpr int64_t kShortRow = 2048;   // inputs
+constexpr int64_t kShortAhead = 12288;  // bytes
+
+template <class W>
+CPUMOE_INLINE float short_row(const char* w, const char* next, const float* x, int64_t inputs) {
+  constexpr int64_t kStep = 128 / W::kBytes;  // two lines
+  __m256 s0 = _mm256_setzero_ps(), s1 = s0, s2 = s0, s3 = s0;
+  int64_t k = 0;
+  for (; k + kStep <= inputs; k += kStep) {
+    _mm_prefetch(next + k * W::kBytes, _MM_HINT_T1);
+#pragma GCC unroll 2
+    for (int64_t i = k; i < k + kStep; i += 32) {
+      const char* p = w + i * W::kBytes;
+      s0 = _mm256_fmadd_ps(W::lo(p), _mm256_loadu_ps(x + i), s0);
+      s1 = _mm256_fmadd_ps(W::hi(p), _mm256_loadu_ps(x + i + 8), s1);
+      s2 = _mm256_fmadd_ps(W::lo(p + 16 * W::kBytes), _mm256_loadu_ps(x + i + 16), s2);
+      s3 = _mm256_fmadd_ps(W::hi(p + 16 * W::kBytes), _mm256_loadu_ps(x + i + 24), s3);
     }
+  }
+  for (; k < inputs; k += 16) {
+    alignas(64) char tail[64];
+    const char* p = w + k * W::kBytes;
+    if (inputs - k < 16) {
+      copy_tail16<W>(p, inputs - k, tail);
+      p = tail;
+    }
+    s0 = _mm256_fmadd_ps(W::lo(p), _mm256_loadu_ps(x + k), s0);
+    s1 = _mm256_fmadd_ps(W::hi(p), _mm256_loadu_ps(x + k + 8), s1);
+  }
+  const __m256 s = _mm256_add_ps(_mm256_add_ps(s0, s1), _mm256_add_ps(s2, s3));
+  return sum8(s);
+}
+
+template <class W>
+void short_rows(const DotArgs& a, const float* x, float* c) {
+  const int64_t stride = a.w->stride * W::kBytes;
+  const int64_t ahead = max64(1, kShortAhead / max64(64, a.w->k * W::kBytes));  // rows
+  const char* p = static_cast<const char*>(a.w->data) + a.n0 * stride;
+  for (int64_t n = a.n0; n < a.n1; ++n, p += stride) {
+    *c++ = short_row<W>(p, line_ahead(a, p, n + ahead, ahead, stride), x, a.w->k);
   }
 }
 
-// Features [n0, n1) for T tokens.
-template <class W, int T>
-void rows_features(const DotArgs& a, int64_t n0, int64_t n1, int64_t m) {
-  const WeightView& w = *a.w;
-  const int64_t stride = w.stride * W::kBytes, xs = Rows::pos(1, 0, w.k);
+template <class W>
+void long_rows(const DotArgs& a, const float* x, float* c) {
+  const int64_t stride = a.w->stride * W::kBytes;
   const int64_t ahead = stride > 0 ? ceil_div(kAhead, 2 * stride) * 2 : 0;  // rows
-  const char* p = static_cast<const char*>(w.data) + n0 * stride;
-  const float* x = static_cast<const float*>(a.act) + Rows::pos(m, 0, w.k);
-  float* c = a.c + (m - a.m0) * a.c_stride - a.n0;
-  int64_t n = n0;
-  for (; n + 2 <= n1; n += 2, p += 2 * stride) {
-    const bool fetch = m == a.m0 && n + ahead + 2 <= a.n1;
-    rows_tile<W, 2, T>(p, stride, x, xs, w.k, c + n, a.c_stride, fetch ? p + ahead * stride : p);
+  const char* p = static_cast<const char*>(a.w->data) + a.n0 * stride;
+  int64_t n = a.n0;
+  for (; n + 2 <= a.n1; n += 2, p += 2 * stride, c += 2) {
+    rows_tile<W, 2>(p, stride, x, a.w->k, c, line_ahead(a, p, n + ahead, ahead, stride));
   }
-  if (n < n1) rows_tile<W, 1, T>(p, stride, x, xs, w.k, c + n, a.c_stride, p);
+  if (n < a.n1) rows_tile<W, 1>(p, stride, x, a.w->k, c, p);
 }
 
 template <class W>
 void rows(const DotArgs& a) {
-  // Beyond two tokens a few rows at a time stay in L2 for the next two.
-  const int64_t block = a.m1 - a.m0 <= 2 ? a.n1 - a.n0 : 16;
-  for (int64_t n = a.n0; n < a.n1; n += block) {
-    const int64_t end = min64(n + block, a.n1);
-    int64_t m = a.m0;
-    for (; m + 2 <= a.m1; m += 2) rows_features<W, 2>(a, n, end, m);
-    if (m < a.m1) rows_features<W, 1>(a, n, end, m);
+  for (int64_t m = a.m0; m < a.m1; ++m) {
+    const float* x = static_cast<const float*>(a.act) + Rows::pos(m, 0, a.w->k);
+    float* c = a.c + (m - a.m0) * a.c_stride;
+    a.w->k <= kShortRow ? short_rows<W>(a, x, c) : long_rows<W>(a, x, c);
   }
 }
 
-// ---- columns: blocks of `kInputs` rows of memory; sums of 16 features run down a block in registers
+// ---- columns: blocks of `kInputs` rows of memory; sums of 16 features run down a block in
+// registers
 // and lie in the tile between blocks, in the order of W::lo and W::hi.
 
 constexpr int64_t kInputs = 64;
@@ -132,7 +160,8 @@ struct Ahead {
 };
 
 template <class W, int T>
-CPUMOE_INLINE void columns_input(__m256 lo[T], __m256 hi[T], const char* w, const float* x, int64_t xs) {
+CPUMOE_INLINE void columns_input(__m256 lo[T], __m256 hi[T], const char* w, const float* x,
+                                 int64_t xs) {
   const __m256 a = W::lo(w), b = W::hi(w);
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
@@ -185,7 +214,8 @@ void columns_features(const DotArgs& a, int64_t n0, int64_t n1, int64_t m) {
     Ahead ahead{next, next + features * W::kBytes, features * W::kBytes, stride};
     int64_t f = 0;
     for (; f + 16 <= features; f += 16) {
-      columns_tile<W, T>(p + f * W::kBytes, stride, inputs, x + k, xs, c + f, a.c_stride, k == 0, ahead);
+      columns_tile<W, T>(p + f * W::kBytes, stride, inputs, x + k, xs, c + f, a.c_stride, k == 0,
+                         ahead);
     }
     if (f < features) {
       alignas(64) char tail[kInputs * 64];
