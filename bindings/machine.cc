@@ -107,7 +107,7 @@ void bind_machine(nb::module_& m) {
            },
            "threads"_a = nb::none(), "pin"_a = true, "spin_us"_a = -1,
            "threads: 1..1024; default CPUMOE_THREADS, else physical cores within affinity mask and\n"
-           "cgroup quota. pin: bind workers to cores. spin_us: microseconds that an idle worker spins\n"
+           "cgroup quota. pin: bind workers to NUMA nodes. spin_us: microseconds that an idle worker spins\n"
            "before it sleeps, -1 for the default. Raises Error.")
       .def_prop_ro("threads", &Executor::threads)
       .def_prop_ro("wakes", &Executor::wakes, "Times that a sleeping worker was woken so far.")

@@ -94,6 +94,14 @@ struct WorkerStart {
   int worker;
 };
 
+std::vector<int> cpus_of_node(const Machine& machine, int node) {
+  std::vector<int> cpus;
+  for (const Core& core : machine.cores) {
+    if (core.node == node) cpus.insert(cpus.end(), core.cpus.begin(), core.cpus.end());
+  }
+  return cpus;
+}
+
 void bind_to(const std::vector<int>& cpus) {
   if (cpus.empty()) return;
   const size_t size = size_t(*std::max_element(cpus.begin(), cpus.end())) + 1;
@@ -253,9 +261,9 @@ struct Executor::Impl {
     made->threads = threads;
     made->awake_limit = std::min(threads, machine.default_threads()) - 1;
     made->spin_us = options.spin_us >= 0 ? options.spin_us : kSpinMicroseconds;
-    if (options.pin && threads > 1 && threads <= int(machine.cores.size())) {
+    if (options.pin && machine.nodes > 1 && threads <= int(machine.cores.size())) {
       for (int i = 0; i < threads; ++i) {
-        made->cpus_of_worker.push_back(machine.cores[size_t(i)].cpus);
+        made->cpus_of_worker.push_back(cpus_of_node(machine, machine.cores[size_t(i)].node));
       }
     }
     made->start();

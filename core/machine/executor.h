@@ -15,8 +15,9 @@ class Executor {
  public:
   struct Options {
     int threads = 0;        // 0: machine.default_threads()
-    bool pin = true;        // bind worker i > 0 to the i-th core (never when threads exceed the cores);
-                            // the calling thread's own binding is left alone
+    bool pin = true;        // with several nodes: bind worker i > 0 to the node of the i-th core (never when
+                            // threads exceed the cores). Not to the core: the caller runs where it likes, and a
+                            // worker bound to that core would share it with the caller
     int spin_us = -1;       // how long an idle worker spins before it sleeps; -1: 50
   };
   Executor(const Machine& machine, Options options);
