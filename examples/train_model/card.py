@@ -1,6 +1,6 @@
 """Write the model card (README.md) of a model folder from its eval.json and training.json.
 
-    python card.py models/tiny-stories-moe
+python card.py models/tiny-stories-moe
 """
 
 from __future__ import annotations
@@ -63,23 +63,34 @@ that the user mentions is not remembered. Answers to questions have the right fo
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     folder = parser.parse_args().model
     result = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
     run = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    text = HEAD.format(size=(folder / "model.safetensors").stat().st_size / 1e6, steps=run["steps"],
-                       tokens=run["tokens"] / 1e6, wall=run["wall_minutes"], cpu=run["cpu_minutes"])
+    text = HEAD.format(
+        size=(folder / "model.safetensors").stat().st_size / 1e6,
+        steps=run["steps"],
+        tokens=run["tokens"] / 1e6,
+        wall=run["wall_minutes"],
+        cpu=run["cpu_minutes"],
+    )
     text += "| held-out text | tokens | fp32 | bf16 | bits per byte (fp32) | fp32, context 512 |\n|---|---|---|---|---|---|\n"
     for name, row in result["texts"].items():
-        text += (f"| {name} | {row['tokens']} | {row['fp32']['ppl']:.3f} | {row['bf16']['ppl']:.3f} "
-                 f"| {row['fp32']['bits_per_byte']:.3f} | {row['fp32_context_512']['ppl']:.3f} |\n")
+        text += (
+            f"| {name} | {row['tokens']} | {row['fp32']['ppl']:.3f} | {row['bf16']['ppl']:.3f} "
+            f"| {row['fp32']['bits_per_byte']:.3f} | {row['fp32_context_512']['ppl']:.3f} |\n"
+        )
     text += PROTOCOL.format(protocol=result["protocol"].replace("<|endoftext|>", "`<|endoftext|>`"))
     text += "Fewer experts per token (fp32, context 256):\n\n| text | top-4 | top-3 | top-2 | top-1 |\n|---|---|---|---|---|\n"
     for name, row in result["fp32_ppl_by_experts_per_token"].items():
         text += f"| {name} | " + " | ".join(f"{row[f'top{k}']:.3f}" for k in (4, 3, 2, 1)) + " |\n"
-    text += ("\nShare of the routed tokens per expert over all held-out domains (even: 0.0625):\n\n"
-             "| layer | smallest | largest |\n|---|---|---|\n")
+    text += (
+        "\nShare of the routed tokens per expert over all held-out domains (even: 0.0625):\n\n"
+        "| layer | smallest | largest |\n|---|---|---|\n"
+    )
     for row in result["expert_load_all_texts"]:
         text += f"| {row['layer']} | {row['min_share']:.4f} | {row['max_share']:.4f} |\n"
     (folder / "README.md").write_text(text + TAIL.format(limits=LIMITS), encoding="utf-8")

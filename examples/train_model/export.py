@@ -14,11 +14,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import torch
-from transformers import GenerationConfig
-
 import stories
+import torch
 from common import CHAT_TEMPLATE, EOT, IM_END, SPECIAL
+from transformers import GenerationConfig
 
 HELD_OUT_STORIES = 110
 
@@ -31,19 +30,35 @@ def write_json(path: Path, value: dict) -> None:
 def tokenizer_config() -> dict:
     """Special tokens and the chat template (ChatML)."""
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 2048,
-        "bos_token": None, "eos_token": SPECIAL[IM_END], "pad_token": SPECIAL[EOT], "unk_token": None,
-        "add_bos_token": False, "add_prefix_space": False, "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 2048,
+        "bos_token": None,
+        "eos_token": SPECIAL[IM_END],
+        "pad_token": SPECIAL[EOT],
+        "unk_token": None,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
         "added_tokens_decoder": {
-            str(i): {"content": token, "lstrip": False, "normalized": False, "rstrip": False,
-                     "single_word": False, "special": True} for i, token in enumerate(SPECIAL)},
+            str(i): {
+                "content": token,
+                "lstrip": False,
+                "normalized": False,
+                "rstrip": False,
+                "single_word": False,
+                "special": True,
+            }
+            for i, token in enumerate(SPECIAL)
+        },
         "chat_template": CHAT_TEMPLATE,
     }
 
 
 def held_out_text() -> str:
     """Held-out stories, each closed by the end-of-text token."""
-    return "".join(stories.story("heldout", i, True).text + SPECIAL[EOT] for i in range(HELD_OUT_STORIES))
+    return "".join(
+        stories.story("heldout", i, True).text + SPECIAL[EOT] for i in range(HELD_OUT_STORIES)
+    )
 
 
 def export(model, corpus: Path, target: Path, state: dict) -> None:
@@ -54,8 +69,14 @@ def export(model, corpus: Path, target: Path, state: dict) -> None:
         saved = copy.deepcopy(model).eval().to(torch.bfloat16)
         saved.config.output_router_logits = False
         saved.generation_config = GenerationConfig(
-            do_sample=True, temperature=0.7, top_p=0.95, top_k=40, max_new_tokens=400,
-            eos_token_id=[IM_END, EOT], pad_token_id=EOT)
+            do_sample=True,
+            temperature=0.7,
+            top_p=0.95,
+            top_k=40,
+            max_new_tokens=400,
+            eos_token_id=[IM_END, EOT],
+            pad_token_id=EOT,
+        )
         saved.save_pretrained(stage)
         config = json.loads((stage / "config.json").read_text(encoding="utf-8"))
         config["rope_theta"] = 10000.0  # also where readers older than transformers 5 look for it
@@ -69,9 +90,16 @@ def export(model, corpus: Path, target: Path, state: dict) -> None:
         for path in sorted(stage.iterdir()):
             os.chmod(path, 0o644)
             os.replace(path, target / path.name)
-        write_json(target / "training.json", {
-            "steps": state["step"], "tokens": state["tokens"], "wall_minutes": round(state["seconds"] / 60, 1),
-            "cpu_minutes": round(state["cpu_seconds"] / 60, 1), "held_out_during_training": state["log"]})
+        write_json(
+            target / "training.json",
+            {
+                "steps": state["step"],
+                "tokens": state["tokens"],
+                "wall_minutes": round(state["seconds"] / 60, 1),
+                "cpu_minutes": round(state["cpu_seconds"] / 60, 1),
+                "held_out_during_training": state["log"],
+            },
+        )
         size = sum(p.stat().st_size for p in target.iterdir() if p.is_file())
         print(f"{target}: {size / 1e6:.2f} MB after step {state['step']}", flush=True)
     finally:

@@ -22,8 +22,17 @@ from plots_b import PLOTS_B
 
 PLOTS: dict[str, list[str]] = {**PLOTS_A, **PLOTS_B}
 STRANGER = {"newfriend", "lostway"}  # the friend is met in the story, not before it
-SKILLS = ["ride a bike", "skate", "ski", "walk on a rope", "do a handstand", "jump over the stream",
-          "ride a horse", "dance", "climb the big tree"]
+SKILLS = [
+    "ride a bike",
+    "skate",
+    "ski",
+    "walk on a rope",
+    "do a handstand",
+    "jump over the stream",
+    "ride a horse",
+    "dance",
+    "climb the big tree",
+]
 BIGS = ["bear", "dragon", "wolf", "giant dog", "lion", "monster", "tiger"]
 EOT = "<|endoftext|>"
 
@@ -44,8 +53,13 @@ SCENES = [
     "$H liked {to look at the $sights|to run and jump|to read books|to sing songs|to pick flowers|to help $G} {in the $place|every day|when the sun was out}.",
     "{Every morning|Every day after breakfast}, $he {walked to the $place|said hello to the $sights|looked out of the window and smiled}.",
 ]
-ENDINGS = ["The end.", "And that is the end of the story.", "And they lived happily ever after.",
-           "Good night.", "That was a day to remember."]
+ENDINGS = [
+    "The end.",
+    "And that is the end of the story.",
+    "And they lived happily ever after.",
+    "Good night.",
+    "That was a day to remember.",
+]
 
 
 @dataclass
@@ -90,22 +104,45 @@ def cast(rng: random.Random, want: dict[str, str]) -> dict[str, str]:
     while friend == hero or (fkind == hkind and fkind not in ("girl", "boy")):
         friend, fkind, fgen = person(rng)
     grown, ghe, ghis = rng.choice(w.GROWNUPS)
-    thing, thing2, thing3 = rng.sample(w.THINGS, 3)
+    thing, thing2, _thing3 = rng.sample(w.THINGS, 3)
     thing = want.get("thing", thing)
     color, color2 = rng.sample(w.COLORS, 2)
     hides = rng.sample(w.HIDES, 4)
     sights = rng.sample(w.SIGHTS, 2)
     number = rng.choice(w.NUMBERS)
     slots = {
-        "H": hero, "hk": hkind, "hadj": rng.choice(w.ADJ), "F": friend, "fk": fkind, "fadj": rng.choice(w.ADJ),
-        "G": grown, "ghe": ghe, "ghis": ghis, "wise": rng.choice([grown, grown, "the old owl", "the gardener"]),
-        "t": thing, "t2": thing2, "t3": thing, "c": color, "c2": color2,
-        "food": rng.choice(w.FOODS), "dish": rng.choice(w.DISHES), "place": rng.choice(w.PLACES),
-        "hide": hides[0], "hide2": hides[1], "hide3": hides[2], "hide4": hides[3],
-        "s": rng.choice(w.SMALL), "sights": sights[0], "sights2": sights[1], "n": number, "n_s": number,
-        "pet": rng.choice(w.ANIMAL_NAMES), "skill": rng.choice(SKILLS), "big": rng.choice(BIGS),
-        "home": rng.choice("house cottage hut cabin".split()),
-        "homeadj": rng.choice("small cozy little warm old tiny".split()),
+        "H": hero,
+        "hk": hkind,
+        "hadj": rng.choice(w.ADJ),
+        "F": friend,
+        "fk": fkind,
+        "fadj": rng.choice(w.ADJ),
+        "G": grown,
+        "ghe": ghe,
+        "ghis": ghis,
+        "wise": rng.choice([grown, grown, "the old owl", "the gardener"]),
+        "t": thing,
+        "t2": thing2,
+        "t3": thing,
+        "c": color,
+        "c2": color2,
+        "food": rng.choice(w.FOODS),
+        "dish": rng.choice(w.DISHES),
+        "place": rng.choice(w.PLACES),
+        "hide": hides[0],
+        "hide2": hides[1],
+        "hide3": hides[2],
+        "hide4": hides[3],
+        "s": rng.choice(w.SMALL),
+        "sights": sights[0],
+        "sights2": sights[1],
+        "n": number,
+        "n_s": number,
+        "pet": rng.choice(w.ANIMAL_NAMES),
+        "skill": rng.choice(SKILLS),
+        "big": rng.choice(BIGS),
+        "home": rng.choice(["house", "cottage", "hut", "cabin"]),
+        "homeadj": rng.choice(["small", "cozy", "little", "warm", "old", "tiny"]),
     }
     return {**slots, **pronouns("", hgen), **pronouns("f", fgen)}
 
@@ -161,7 +198,9 @@ def story(seed: str, index: int, held_out: bool = False) -> Story:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=3)
     parser.add_argument("--seed", default="train")
     parser.add_argument("--held-out", action="store_true")

@@ -20,16 +20,19 @@ import time
 from pathlib import Path
 
 # glibc gives every large temporary back to the kernel by default; keeping them saves ~20 % of a step.
-_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
+_MALLOC = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "100000000000",
+    "MALLOC_TOP_PAD_": "268435456",
+}
 if __name__ == "__main__" and "MALLOC_MMAP_MAX_" not in os.environ:
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_MALLOC})
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
-
 from common import DOMAINS, load_domain, make_model, perplexity
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 SHARES = {"stories": 0.45, "dialogues": 0.30, "shakespeare": 0.10, "bible": 0.15}
 
@@ -49,7 +52,9 @@ class Exchange:
         self.grads = torch.zeros(2, workers, size).share_memory_()
         self.progress = torch.zeros(2).share_memory_()
 
-    def average(self, step: int, rank: int, parameters: list[torch.nn.Parameter], progress: float) -> float:
+    def average(
+        self, step: int, rank: int, parameters: list[torch.nn.Parameter], progress: float
+    ) -> float:
         """Replace the gradients by their mean over the workers; returns worker 0's progress."""
         side = self.grads[step % 2]
         torch.cat([p.grad.flatten() for p in parameters], out=side[rank])
@@ -57,7 +62,7 @@ class Exchange:
             self.progress[step % 2] = progress
         self.barrier.wait()
         mean = side.mean(0)
-        for p, g in zip(parameters, mean.split([p.numel() for p in parameters])):
+        for p, g in zip(parameters, mean.split([p.numel() for p in parameters]), strict=False):
             p.grad.copy_(g.view_as(p.grad))
         return self.progress[step % 2].item()
 
@@ -65,10 +70,15 @@ class Exchange:
 class Run:
     """A training run: model, optimizer, counters, and how to store them."""
 
-    def __init__(self, args: argparse.Namespace, rank: int = 0, exchange: Exchange | None = None) -> None:
+    def __init__(
+        self, args: argparse.Namespace, rank: int = 0, exchange: Exchange | None = None
+    ) -> None:
         self.args, self.rank, self.exchange = args, rank, exchange
-        self.data = {n: load_domain(args.corpus, "train", n) for n in DOMAINS
-                     if (args.corpus / "train" / f"{n}.npy").exists()}
+        self.data = {
+            n: load_domain(args.corpus, "train", n)
+            for n in DOMAINS
+            if (args.corpus / "train" / f"{n}.npy").exists()
+        }
         self.names = list(self.data)
         shares = np.array([SHARES[n] for n in self.names])
         self.shares = shares / shares.sum()
@@ -80,7 +90,10 @@ class Run:
         vectors = [p for p in self.model.parameters() if p.dim() < 2]
         self.optimizer = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-            lr=args.lr, betas=(0.9, 0.95), fused=True)
+            lr=args.lr,
+            betas=(0.9, 0.95),
+            fused=True,
+        )
         self.state = {"step": 0, "seconds": 0.0, "cpu_seconds": 0.0, "tokens": 0, "log": []}
         self.checkpoint = args.work / "checkpoint.pt"
         if self.checkpoint.exists():
@@ -93,7 +106,14 @@ class Run:
     def save(self) -> None:
         """Write the checkpoint; a crash leaves the former one."""
         part = self.checkpoint.with_suffix(".part")
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "state": self.state}, part)
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "state": self.state,
+            },
+            part,
+        )
         os.replace(part, self.checkpoint)
 
     def measure(self) -> float:
@@ -115,10 +135,10 @@ class Run:
         for _ in range(self.args.batch_tokens // seq):
             ids = self.data[self.names[rng.choice(len(self.names), p=self.shares)]]
             start = rng.integers(0, len(ids) - seq)
-            rows.append(ids[start:start + seq + 1])
+            rows.append(ids[start : start + seq + 1])
         self.state["tokens"] += len(rows) * seq
         workers = self.exchange.workers if self.exchange else 1
-        return torch.from_numpy(np.stack(rows[self.rank::workers]))
+        return torch.from_numpy(np.stack(rows[self.rank :: workers]))
 
     def step(self) -> tuple[float, float]:
         """One optimizer step; returns cross-entropy and balance loss."""
@@ -129,11 +149,15 @@ class Run:
         x = self.batch()
         out = self.model(input_ids=x[:, :-1], use_cache=False)
         loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), x[:, 1:].flatten())
-        balance = load_balancing_loss_func(out.router_logits, config.num_experts, config.num_experts_per_tok)
+        balance = load_balancing_loss_func(
+            out.router_logits, config.num_experts, config.num_experts_per_tok
+        )
         (loss + config.router_aux_loss_coef * balance).backward()
         self.state["step"] += 1
         if self.exchange:
-            self.progress = self.exchange.average(self.state["step"], self.rank, list(self.model.parameters()), self.measure())
+            self.progress = self.exchange.average(
+                self.state["step"], self.rank, list(self.model.parameters()), self.measure()
+            )
         else:
             self.progress = self.measure()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -143,12 +167,19 @@ class Run:
 
     def held_out(self, max_tokens: int = 6144) -> dict[str, float]:
         """Perplexity per domain on a part of the held-out text."""
-        return {n: round(perplexity(self.model, load_domain(self.args.corpus, "heldout", n), max_tokens=max_tokens)["ppl"], 3)
-                for n in self.names}
+        return {
+            n: round(
+                perplexity(
+                    self.model, load_domain(self.args.corpus, "heldout", n), max_tokens=max_tokens
+                )["ppl"],
+                3,
+            )
+            for n in self.names
+        }
 
     def train(self) -> None:
         """Until the progress is 1."""
-        args, state = self.args, self.state
+        _args, state = self.args, self.state
         self.model.train()
         wall, cpu = time.time(), time.process_time()
         base, base_cpu = state["seconds"], state["cpu_seconds"]
@@ -158,26 +189,41 @@ class Run:
             average = loss if average is None else 0.97 * average + 0.03 * loss
             now = time.time()
             state["seconds"] = base + now - wall
-            state["cpu_seconds"] = base_cpu + (time.process_time() - cpu) * (self.exchange.workers if self.exchange else 1)
+            state["cpu_seconds"] = base_cpu + (time.process_time() - cpu) * (
+                self.exchange.workers if self.exchange else 1
+            )
             if self.rank:
                 continue
             if state["step"] % 25 == 0:
                 speed = (state["tokens"] - mark_tokens) / (now - mark)
                 mark, mark_tokens = now, state["tokens"]
-                print(f"{time.strftime('%H:%M:%S')} step {state['step']} {100 * self.progress:.1f} % loss {average:.3f} "
-                      f"balance {balance:.3f} lr {self.learning_rate():.2e} {speed:.0f} tok/s", flush=True)
+                print(
+                    f"{time.strftime('%H:%M:%S')} step {state['step']} {100 * self.progress:.1f} % loss {average:.3f} "
+                    f"balance {balance:.3f} lr {self.learning_rate():.2e} {speed:.0f} tok/s",
+                    flush=True,
+                )
             if state["step"] % 100 == 0:
                 self.save()
             if state["step"] % 500 == 0:
                 scores = self.held_out()
-                state["log"].append({"step": state["step"], "tokens": state["tokens"], "minutes": round(state["seconds"] / 60, 2),
-                                     "loss": round(average, 4), "ppl": scores})
+                state["log"].append(
+                    {
+                        "step": state["step"],
+                        "tokens": state["tokens"],
+                        "minutes": round(state["seconds"] / 60, 2),
+                        "loss": round(average, 4),
+                        "ppl": scores,
+                    }
+                )
                 print("held-out perplexity", scores, flush=True)
         if self.rank:
             return
         self.save()
-        print(f"done: {state['step']} steps, {state['tokens']} tokens, {state['seconds'] / 60:.1f} min, "
-              f"{state['cpu_seconds'] / 60:.1f} CPU-min", flush=True)
+        print(
+            f"done: {state['step']} steps, {state['tokens']} tokens, {state['seconds'] / 60:.1f} min, "
+            f"{state['cpu_seconds'] / 60:.1f} CPU-min",
+            flush=True,
+        )
 
 
 def work(rank: int, args: argparse.Namespace, exchange: Exchange | None) -> None:
@@ -188,13 +234,24 @@ def work(rank: int, args: argparse.Namespace, exchange: Exchange | None) -> None
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--corpus", type=Path, required=True, help="folder written by corpus.py")
     parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint")
-    parser.add_argument("--minutes", type=float, default=60, help="length of the whole run; 0: only export")
-    parser.add_argument("--steps", type=int, default=0, help="length of the whole run in steps, instead of minutes")
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="length of the whole run; 0: only export"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, help="length of the whole run in steps, instead of minutes"
+    )
     parser.add_argument("--batch-tokens", type=int, default=3072)
-    parser.add_argument("--seq", type=int, default=512, help="window length; half of it in the first 60 %% of the run")
+    parser.add_argument(
+        "--seq",
+        type=int,
+        default=512,
+        help="window length; half of it in the first 60 %% of the run",
+    )
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
@@ -205,13 +262,19 @@ def main() -> None:
         probe = Run(args)
         size = sum(p.numel() for p in probe.model.parameters())
         experts = sum(p.numel() for n, p in probe.model.named_parameters() if ".experts." in n)
-        print(f"{size} parameters, {size - experts * 3 // 4} active per token; from step {probe.state['step']}", flush=True)
+        print(
+            f"{size} parameters, {size - experts * 3 // 4} active per token; from step {probe.state['step']}",
+            flush=True,
+        )
         if args.workers > 1:
-            torch.multiprocessing.spawn(work, (args, Exchange(args.workers, size)), nprocs=args.workers)
+            torch.multiprocessing.spawn(
+                work, (args, Exchange(args.workers, size)), nprocs=args.workers
+            )
         else:
             work(0, args, None)
     if args.export:
         from export import export
+
         run = Run(args)
         export(run.model, args.corpus, args.export, run.state)
 

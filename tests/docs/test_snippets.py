@@ -30,6 +30,7 @@ def test_readme_first_screen() -> None:
     text = (ROOT / "README.md").read_text()
     first = "\n".join(text.splitlines()[:45])
     python = BLOCK.findall(first)
-    assert len(python) == 1 and len([line for line in python[0].splitlines() if line.strip()]) <= 5
+    assert len(python) == 1
+    assert len([line for line in python[0].splitlines() if line.strip()]) <= 5
     assert "make run" in first
     assert re.search(r"^\|.*\|$", first, re.M), "the first screen holds one table"
