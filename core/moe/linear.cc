@@ -70,8 +70,11 @@ void linear(std::span<const LinearOp> ops, MatrixView x, ActClass act_class, Isa
     const LinearOp& op = ops[size_t(t.item)];
     const DotKernel& k = *ws.products[size_t(t.item)].kernel;
     const TileShape shape = tile_shape(k, t.n1 - t.n0, t.m1 - t.m0);
+    const Task* after = likely_next(ws.tasks, i, executor.threads());
+    const void* next =
+        after == nullptr ? nullptr : weights_at(*ops[size_t(after->item)].w, after->n0);
     k.run({op.w, t.n0, t.n1, operand(ws, k), x.rows, t.m0, t.m1, arena.tile(worker), shape.stride,
-           arena.kernel_scratch(worker)});
+           arena.kernel_scratch(worker), next});
     k.store_out({arena.tile(worker), shape.stride, t.n0, t.n1, t.m0, t.m1,
                  vector_values(op.bias, t.n0, 1, t.n1 - t.n0, arena.bias_values(worker)), nullptr,
                  nullptr, op.out, op.out_stride, false});
