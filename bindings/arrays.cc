@@ -63,6 +63,12 @@ template <class... A>
     } catch (nb::cast_error&) {
     }
   }
+  const nb::object dtype = nb::getattr(source, "dtype", nb::none());
+  if (nb::hasattr(dtype, "isnative") && !nb::cast<bool>(dtype.attr("isnative"))) {
+    refuse(where, name, " must have this machine's byte order, little-endian; got ", type,
+           " of dtype ", nb::cast<std::string>(nb::str(dtype)),
+           ". Convert it with .astype(dtype.newbyteorder(\"=\"))");
+  }
   refuse(where, name, " must be ", writable ? "a writable" : "an exportable",
          " dense array in CPU memory; got ", type, " whose export by DLPack or buffer failed. ",
          writable ? "Pass an array that may be written" : "Pass a plain CPU array");
@@ -92,14 +98,19 @@ const void* at(const Array& a, int64_t index) {
   return static_cast<const char*>(a.data) + index * a.strides[0] * bytes;
 }
 
-// The last two dimensions as rows with unit step that do not overlap.
+constexpr const char* kCopy = ". Make it contiguous, for example with numpy.ascontiguousarray";
+
+// The last two dimensions as rows with unit step that do not overlap. `advice` ends the message
+// about another order of the elements.
 cpumoe::MatrixView plane(const Array& a, const char* where, const std::string& name, int64_t rows,
-                         int64_t stride) {
+                         int64_t stride, const char* advice) {
   const size_t n = a.ndim();
   const int64_t cols = a.shape[n - 1];
+  if ((cols > 1 && rows > 0 && a.strides[n - 1] < 0) || (rows > 1 && cols > 0 && stride < 0)) {
+    refuse(where, name, " must not be reversed; got a negative stride in ", a.describe(), kCopy);
+  }
   if (cols > 1 && rows > 0 && a.strides[n - 1] != 1) {
-    refuse(where, name, " must be contiguous along its last dimension; got ", a.describe(),
-           ". Make it contiguous, or pass the untransposed array with the other layout");
+    refuse(where, name, " must be contiguous along its last dimension; got ", a.describe(), advice);
   }
   if (rows > 1 && cols > 0 && stride < cols) {
     refuse(where, name, " must have rows that do not overlap; got ", a.describe(),
@@ -204,7 +215,7 @@ cpumoe::MatrixView matrix_view(const Array& a, const char* where, const std::str
     refuse(where, name, " must have leading dimensions with one common stride; got ", a.describe(),
            ". Make it contiguous");
   }
-  return plane(a, where, name, rows, stride);
+  return plane(a, where, name, rows, stride, kCopy);
 }
 
 cpumoe::VectorView vector_view(const Array& a, const char* where, const std::string& name) {
@@ -221,6 +232,9 @@ cpumoe::VectorView vector_view(const Array& a, int64_t index, const char* where,
 }
 
 namespace {
+constexpr const char* kOtherLayout =
+    ". Make it contiguous, or pass the untransposed array with the other layout";
+
 cpumoe::WeightView as_weight(const Array& a, cpumoe::MatrixView m, cpumoe::Layout layout) {
   cpumoe::WeightView w;
   w.format = a.format;
@@ -237,7 +251,7 @@ cpumoe::WeightView weight_view(const Array& a, cpumoe::Layout layout, const char
                                const std::string& name) {
   require_float(a, where, name);
   require_shape(a, {-1, -1}, where, name, layout == cpumoe::Layout::rows ? "[N, K]" : "[K, N]");
-  return as_weight(a, plane(a, where, name, a.shape[0], a.strides[0]), layout);
+  return as_weight(a, plane(a, where, name, a.shape[0], a.strides[0], kOtherLayout), layout);
 }
 
 cpumoe::WeightView weight_view(const Array& a, int64_t index, cpumoe::Layout layout,
@@ -245,9 +259,19 @@ cpumoe::WeightView weight_view(const Array& a, int64_t index, cpumoe::Layout lay
   require_float(a, where, name);
   require_shape(a, {-1, -1, -1}, where, name,
                 layout == cpumoe::Layout::rows ? "[E, N, K]" : "[E, K, N]");
-  cpumoe::MatrixView m = plane(a, where, name, a.shape[1], a.strides[1]);
+  cpumoe::MatrixView m = plane(a, where, name, a.shape[1], a.strides[1], kOtherLayout);
   m.data = at(a, index);
   return as_weight(a, m, layout);
+}
+
+Extent extent(const Array& a) {
+  const char* lo = static_cast<const char*>(a.data);
+  if (a.empty()) return {lo, lo};
+  const int64_t size = int64_t(a.owner.itemsize());
+  int64_t first = 0, last = 0;
+  for (size_t i = 0; i < a.ndim(); ++i)
+    (a.strides[i] < 0 ? first : last) += (a.shape[i] - 1) * a.strides[i];
+  return {lo + first * size, lo + (last + 1) * size};
 }
 
 cpumoe::Layout take_layout(const std::string& layout, const char* where) {

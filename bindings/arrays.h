@@ -6,6 +6,7 @@
 #include <nanobind/ndarray.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/types.h"
@@ -52,6 +53,10 @@ cpumoe::WeightView weight_view(const Array& a, int64_t index, cpumoe::Layout lay
                                const char* where, const std::string& name);
 cpumoe::VectorView vector_view(const Array& a, int64_t index, const char* where,
                                const std::string& name);
+
+// The bytes an array spans, from its first to behind its last element.
+using Extent = std::pair<const char*, const char*>;
+Extent extent(const Array& a);
 
 // "rows" or "columns".
 cpumoe::Layout take_layout(const std::string& layout, const char* where);

@@ -1,5 +1,5 @@
-// The native module's parts. Each checks arguments, builds views, keeps owners alive, releases the GIL
-// and calls core; none computes.
+// The native module's parts. Each checks arguments, builds views, keeps owners alive, releases the
+// GIL and calls core; none computes.
 #pragma once
 #include <nanobind/nanobind.h>
 

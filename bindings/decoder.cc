@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -216,27 +218,70 @@ struct PyDecoder {
 
 struct PyKvCache {
   cpumoe::KvCache cache;
+  std::atomic<bool> busy{false};
   PyKvCache(const PyDecoder& d, int64_t capacity, const std::string& kv)
       : cache(d.decoder->model(), capacity, take_kv_code(kv)) {}
 };
 
-nb::object forward(PyDecoder& self, nb::object segments, bool all) {
-  std::vector<cpumoe::Segment> parts;
-  std::vector<Array> owners;
-  size_t rows = 0;
+// Marks a cache as used for its own lifetime. A second user is refused, not made to wait: the
+// tokens of two calls in one sequence would come in no order that either of them knows.
+class CacheLease {
+ public:
+  explicit CacheLease(PyKvCache& cache) : cache_(&cache) {
+    require(!cache.busy.exchange(true, std::memory_order_acquire), "KvCache",
+            "must be used by one call at a time; got a second one while the first runs. ",
+            "Give each thread its own cache");
+  }
+  CacheLease(CacheLease&& other) noexcept : cache_(std::exchange(other.cache_, nullptr)) {}
+  CacheLease& operator=(CacheLease&&) = delete;
+  ~CacheLease() {
+    if (cache_ != nullptr) cache_->busy.store(false, std::memory_order_release);
+  }
+
+ private:
+  PyKvCache* cache_;
+};
+
+// What a call of forward() keeps alive and unshared while others hold the interpreter lock: the
+// list may be a generator's, or change. The ids are a copy, so that what was checked is what is
+// read.
+struct Held {
+  nb::object owner;
+  PyKvCache* cache;
+  std::vector<int32_t> ids;
+};
+
+std::vector<Held> take_segments(nb::object segments) {
+  std::vector<Held> held;
   for (nb::handle item : segments) {
     PyKvCache* cache = nullptr;
-    require(nb::isinstance<nb::tuple>(item) && nb::len(item) == 2 &&
-                nb::try_cast<PyKvCache*>(nb::object(item[0]), cache) && cache != nullptr,
-            "forward", "each segment must be a pair (KvCache, int32 ids); got something else. ",
+    require(nb::isinstance<nb::tuple>(item) && nb::len(item) == 2, "forward",
+            "each segment must be a pair (KvCache, int32 ids); got something else. ",
             "Write [(cache, ids), ...]");
-    owners.push_back(take_line(nb::object(item[1]), "forward", "ids", "int32"));
-    const Array& ids = owners.back();
+    nb::object owner(item[0]);
+    require(nb::try_cast<PyKvCache*>(owner, cache) && cache != nullptr, "forward",
+            "each segment must be a pair (KvCache, int32 ids); got something else. ",
+            "Write [(cache, ids), ...]");
+    const Array ids = take_line(nb::object(item[1]), "forward", "ids", "int32");
     require(!ids.empty(), "forward", "each segment must have at least one token; got none. ",
             "Leave the segment out");
-    const size_t count = size_t(ids.shape[0]);
-    parts.push_back({&cache->cache, {static_cast<const int32_t*>(ids.data), count}});
-    rows += all ? count : 1;
+    const int32_t* first = static_cast<const int32_t*>(ids.data);
+    held.push_back({std::move(owner), cache, {first, first + ids.shape[0]}});
+  }
+  return held;
+}
+
+nb::object forward(PyDecoder& self, nb::object segments, bool all) {
+  const std::vector<Held> held = take_segments(std::move(segments));
+  std::vector<cpumoe::Segment> parts;
+  std::vector<CacheLease> leases;
+  size_t rows = 0;
+  for (const Held& h : held) {
+    const auto same = [&](const cpumoe::Segment& s) { return s.cache == &h.cache->cache; };
+    // core refuses a cache that occurs twice, in its own words
+    if (std::none_of(parts.begin(), parts.end(), same)) leases.emplace_back(*h.cache);
+    parts.push_back({&h.cache->cache, h.ids});
+    rows += all ? h.ids.size() : 1;
   }
   require(!parts.empty(), "forward",
           "there must be at least one segment; got none. Pass [(cache, ids), ...]");
@@ -265,7 +310,7 @@ void bind_decoder(nb::module_& m) {
                    "numpy.typing.NDArray[numpy.float32]"),
            "segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and gives\n"
            "fp32 logits [segments, vocab], or [tokens, vocab] with `all`. Releases the GIL.\n"
-           "Raises Error, with the caches as they were.")
+           "Raises Error, with the caches as they were, also when another call uses one of them.")
       .def_prop_ro("last_weight_bytes",
                    [](const PyDecoder& d) { return d.decoder->last_weight_bytes(); },
                    "Bytes of weights that the last forward() read, each weight counted once.");
@@ -276,8 +321,11 @@ void bind_decoder(nb::module_& m) {
       .def_prop_ro("length", [](const PyKvCache& c) { return c.cache.length(); })
       .def_prop_ro("capacity", [](const PyKvCache& c) { return c.cache.capacity(); })
       .def_prop_ro("bytes_per_token", [](const PyKvCache& c) { return c.cache.bytes_per_token(); })
-      .def("truncate", [](PyKvCache& c, int64_t n) { c.cache.truncate(n); }, "length"_a,
-           "Forget the tokens from `length` on.");
+      .def("truncate", [](PyKvCache& c, int64_t n) {
+             const CacheLease lease(c);
+             c.cache.truncate(n);
+           }, "length"_a,
+           "Forget the tokens from `length` on. Raises Error while a forward() uses the cache.");
 }
 
 }  // namespace cpumoe_py

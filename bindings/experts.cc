@@ -237,6 +237,7 @@ std::unique_ptr<PyExperts> make_experts(nb::object gate_up, nb::object gate, nb:
   cpumoe::check_experts(v, kExperts);
   for (Source* s : {&gu, &g, &u, &d, &gub, &gb, &ub, &db})
     for (Array& a : s->arrays) x->owners.push_back(std::move(a));
+  for (const Array& a : x->owners) x->extents.push_back(extent(a));
   return x;
 }
 

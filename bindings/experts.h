@@ -14,6 +14,7 @@ struct PyExperts {
   std::vector<cpumoe::VectorView> gate_bias, up_bias, down_bias;
   cpumoe::ExpertsView view;  // spans of the vectors above
   std::vector<Array> owners;
+  std::vector<Extent> extents;  // of the owners; no output may lie there
   cpumoe::Layout layout = cpumoe::Layout::rows;
 };
 

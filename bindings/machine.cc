@@ -72,7 +72,8 @@ void bind_machine(nb::module_& m) {
       .def_prop_ro("cpu_name", [](const Machine& x) { return x.cpu_name; })
       .def_prop_ro("isa", [](const Machine& x) { return isa_names(x.isa); })
       .def_prop_ro("isa_reason", [](const Machine& x) { return x.isa_reason; })
-      .def_prop_ro("cores", &cores, "[(NUMA node, [logical CPU, ...]), ...], one per physical core.")
+      .def_prop_ro("cores", &cores,
+                   "[(NUMA node, [logical CPU, ...]), ...], one per physical core.")
       .def_prop_ro("nodes", [](const Machine& x) { return x.nodes; })
       .def_prop_ro("cgroup_cpus", [](const Machine& x) { return x.cgroup_cpus; })
       .def_prop_ro("cgroup_memory", [](const Machine& x) { return x.cgroup_memory; })

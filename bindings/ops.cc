@@ -120,21 +120,11 @@ std::vector<float> take_floats(const Array& a, const char* where, const std::str
   return out;
 }
 
-// The bytes an array spans, for the aliasing check.
-std::pair<const char*, const char*> extent(const Array& a) {
-  const char* lo = static_cast<const char*>(a.data);
-  if (a.empty()) return {lo, lo};
-  const int64_t size = int64_t(a.owner.itemsize());
-  int64_t first = 0, last = 0;
-  for (size_t i = 0; i < a.ndim(); ++i)
-    (a.strides[i] < 0 ? first : last) += (a.shape[i] - 1) * a.strides[i];
-  return {lo + first * size, lo + (last + 1) * size};
-}
-
-void require_apart(const Array& out, const Array& other, const char* where, const char* name) {
-  const auto a = extent(out), b = extent(other);
-  require(a.second <= b.first || b.second <= a.first || out.empty() || other.empty(), where,
-          "out must not share memory with ", name,
+void require_apart(const Array& out, const Extent& other, const char* where, const char* name) {
+  const Extent a = extent(out);
+  require(a.second <= other.first || other.second <= a.first || a.first == a.second ||
+              other.first == other.second,
+          where, "out must not share memory with ", name,
           "; got overlapping arrays. Pass another output array");
 }
 
@@ -164,7 +154,8 @@ void py_moe(nb::handle x_source, const PyExperts& experts, nb::handle ids_source
   require_shape(weights, like(x, top_k), where, "weights", "[..., k]");
   require_shape(out, x.shape, where, "out", "[..., H]");
   const MatrixView om = matrix_view(out, where, "out");
-  require_apart(out, x, where, "x");
+  require_apart(out, extent(x), where, "x");
+  for (const Extent& e : experts.extents) require_apart(out, e, where, "the experts");
   const std::vector<int32_t> id = take_ids(ids, view.experts, skip_sentinel, where);
   const std::vector<float> weight = take_floats(weights, where, "weights");
 
@@ -198,11 +189,13 @@ void py_linear(nb::handle x_source, nb::handle w_source, nb::handle bias_source,
           ". Pass at least one feature");
   require_shape(out, like(x, wv.n), where, "out", "[..., N]");
   const MatrixView om = matrix_view(out, where, "out");
-  require_apart(out, x, where, "x");
+  require_apart(out, extent(x), where, "x");
+  require_apart(out, extent(w), where, "w");
   cpumoe::LinearOp op{&wv, {}, nullptr, 0};
   if (!bias_source.is_none()) {
     bias = take_array(bias_source, where, "bias");
     require_shape(bias, {wv.n}, where, "bias", "[N]");
+    require_apart(out, extent(bias), where, "bias");
     op.bias = vector_view(bias, where, "bias");
   }
 

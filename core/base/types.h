@@ -93,7 +93,7 @@ struct MatrixView {
   Code code = Code::f32;
   int64_t rows = 0, cols = 0, stride = 0;
 };
-// A vector that somebody else owns (bias, norm weight). Absent when data is null. `step` in elements.
+// A vector that somebody else owns (bias, norm weight), absent when data is null. `step`: elements.
 struct VectorView {
   const void* data = nullptr;
   Code code = Code::f32;

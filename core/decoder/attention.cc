@@ -5,12 +5,12 @@
 namespace cpumoe {
 namespace {
 
-constexpr int64_t kBlockRows =
-    64;  // query rows of a task: one conversion of K and V serves them all
+// Query rows of a task: one conversion of K and V serves them all.
+constexpr int64_t kBlockRows = 64;
 constexpr int64_t kPieceTasks = 64;  // parts are cut until a piece has about as many tasks ...
 constexpr int64_t kPartKeys = 256;   // ... but no shorter than this
-constexpr int64_t kSerialWork =
-    1 << 17;  // multiply-adds below which a phase costs more than it saves
+// Multiply-adds below which a phase costs more than it saves.
+constexpr int64_t kSerialWork = 1 << 17;
 
 int64_t first_key(int64_t position, int64_t window) {
   return window > 0 ? std::max<int64_t>(0, position - window + 1) / kScoreBlock * kScoreBlock : 0;

@@ -12,8 +12,8 @@
 
 namespace cpumoe {
 
-inline constexpr int64_t kRowWork = 1
-                                    << 16;  // elements below which a phase costs more than it saves
+// Elements below which a phase costs more than it saves.
+inline constexpr int64_t kRowWork = 1 << 16;
 
 struct RopeTable {
   std::vector<float> inv_freq;

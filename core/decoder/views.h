@@ -1,5 +1,4 @@
-// A layer's feed-forward blocks as ExpertsViews, so that dense, shared and routed blocks share one
-// path.
+// A layer's feed-forward blocks as ExpertsViews: dense, shared and routed blocks share one path.
 #pragma once
 #include "decoder/spec.h"
 

@@ -1,7 +1,8 @@
-// One phase: the caller writes the job, then sets `remaining` to the number of tasks. A worker claims a
-// task by decrementing a positive `remaining`; only then does it read the job. The job cannot change
-// before that task is reported in `unfinished`, so a worker that wakes late either claims a task of the
-// job that is running now or nothing at all. The phase ends when `unfinished` is 0.
+// One phase: the caller writes the job, then sets `remaining` to the number of tasks. A worker
+// claims a task by decrementing a positive `remaining`; only then does it read the job. The job
+// cannot change before that task is reported in `unfinished`, so a worker that wakes late either
+// claims a task of the job that is running now or nothing at all. The phase ends when no task
+// is unfinished.
 #include "machine/executor.h"
 
 #include <pthread.h>
@@ -56,9 +57,9 @@ struct Pool {
     int32_t count = 0;
   };
 
-  // Written by workers all the time: one cache line each (128: the prefetcher takes lines in pairs).
-  alignas(128) std::atomic<int32_t> remaining{0};  // tasks not yet claimed; <= 0: none
-  alignas(128) std::atomic<uint32_t> unfinished{0};  // tasks not yet reported; the caller sleeps on it
+  // Written by workers all the time: one cache line each (128: the prefetcher takes line pairs).
+  alignas(128) std::atomic<int32_t> remaining{0};    // tasks not yet claimed; <= 0: none
+  alignas(128) std::atomic<uint32_t> unfinished{0};  // tasks not yet reported; the caller waits
   alignas(128) std::atomic<int> sleepers{0};         // workers that a futex_wake may be needed for
   std::atomic<uint32_t> wake_word{0};                // sleeping workers sleep on it
   std::atomic<bool> caller_sleeps{false};
@@ -201,8 +202,8 @@ void Pool::run(const Job& next) {
     return;
   }
   unfinished.store(uint32_t(next.count), std::memory_order_relaxed);
-  // seq_cst, as the load of `sleepers` behind it: either we see a worker that is about to sleep, or it
-  // sees our tasks.
+  // seq_cst, as the load of `sleepers` behind it: either we see a worker that is about to sleep, or
+  // it sees our tasks.
   remaining.store(next.count, std::memory_order_seq_cst);
   wake_workers();
   work(0);
@@ -213,7 +214,7 @@ void Pool::sleep_until_work() {
   const uint32_t seen = wake_word.load(std::memory_order_seq_cst);
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   const bool busy = remaining.load(std::memory_order_seq_cst) > 0 || stop.load();
-  // Whoever wakes a sleeper takes it off the count: until it runs, nobody need call the kernel for it.
+  // Whoever wakes a sleeper takes it off the count, so nobody calls the kernel for it once more.
   if (busy || !futex_wait(wake_word, seen)) sleepers.fetch_sub(1);
 }
 
@@ -286,6 +287,9 @@ Executor::Executor(const Machine& machine, Options options) : impl_(std::make_un
   require(options.threads >= 0 && options.threads <= kMaxThreads, "Executor",
           "threads must be from 1 to ", kMaxThreads, ", or 0 for this machine's default; got ",
           options.threads, ".");
+  require(options.spin_us >= -1, "Executor",
+          "spin_us must be at least 0, or -1 for the default; got ", options.spin_us,
+          ". Leave it out.");
   watch_forks();
   impl_->machine = machine;
   impl_->options = options;
@@ -309,8 +313,9 @@ int64_t Executor::wakes() const { return impl_->pool.load()->wakes.load(); }
 void Executor::run(int64_t count, void (*call)(void*, int64_t, int), void* fn) {
   require(count >= 0 && count <= kMaxTasks, "Executor", "the number of tasks must be from 0 to ",
           kMaxTasks, "; got ", count, ". Make fewer, larger tasks.");
-  require(t_running == nullptr, "Executor",
-          "a task must not call parallel() itself; got a nested call. Split the work into more tasks.");
+  require(
+      t_running == nullptr, "Executor",
+      "a task must not call parallel() itself; got a nested call. Split the work into more tasks.");
   if (count == 0) return;
   Pool& pool = impl_->current();
   const std::lock_guard<std::mutex> turn(pool.turn);

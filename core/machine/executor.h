@@ -1,7 +1,8 @@
-// Workers that run numbered tasks from a dynamic queue. The caller is worker 0. A phase ends when its
-// tasks are done, not when every worker has shown up, so a worker that the kernel has descheduled
-// between tasks delays nobody. Workers spin for a short while after a phase, then sleep. No more of
-// them are woken than machine.default_threads() can run at once, so threads in excess cost nothing.
+// Workers that run numbered tasks from a dynamic queue. The caller is worker 0. A phase ends when
+// its tasks are done, not when every worker has shown up, so a worker that the kernel has
+// descheduled between tasks delays nobody. Workers spin for a short while after a phase, then
+// sleep. No more of them are woken than machine.default_threads() can run at once, so threads in
+// excess cost nothing.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,11 +15,12 @@ namespace cpumoe {
 class Executor {
  public:
   struct Options {
-    int threads = 0;        // 0: machine.default_threads()
-    bool pin = true;        // with several nodes: bind worker i > 0 to the node of the i-th core (never when
-                            // threads exceed the cores). Not to the core: the caller runs where it likes, and a
-                            // worker bound to that core would share it with the caller
-    int spin_us = -1;       // how long an idle worker spins before it sleeps; -1: 50
+    int threads = 0;  // 0: machine.default_threads()
+    // With several nodes: bind worker i > 0 to the node of the i-th core (never when threads exceed
+    // the cores). Not to the core: the caller runs where it likes, and a worker bound to that core
+    // would share it with the caller.
+    bool pin = true;
+    int spin_us = -1;  // how long an idle worker spins before it sleeps; -1: 50
   };
   Executor(const Machine& machine, Options options);
   ~Executor();

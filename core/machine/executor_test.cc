@@ -64,8 +64,8 @@ TEST(runs_each_task_once_and_no_worker_twice_at_once) {
   }
 }
 
-// Every phase has its own closure and data on the stack: a worker that is late by a phase would call a
-// dead closure or lose a sum.
+// Every phase has its own closure and data on the stack: a worker that is late by a phase would
+// call a dead closure or lose a sum.
 TEST(late_workers_never_touch_another_phase) {
   for (int spin_us : {0, 50}) {
     Executor executor(machine_with(4), options_with(4, spin_us));
@@ -106,6 +106,7 @@ TEST(refuses_nested_calls_and_bad_numbers) {
   }
   CHECK_THROWS(Executor(machine_with(2), options_with(-1)), "threads must be from 1");
   CHECK_THROWS(Executor(machine_with(2), options_with(kMaxThreads + 1)), "got 1025");
+  CHECK_THROWS(Executor(machine_with(2), options_with(2, -2)), "spin_us must be at least 0");
 }
 
 TEST(default_thread_count_follows_the_machine) {

@@ -84,8 +84,8 @@ IsaSet usable_isa(std::string_view forced) {
             "; they have ", names(here), ". Choose one of these or unset CPUMOE_ISA.");
     return {here.mask & ((2u << i) - 1)};
   }
-  throw Error(concat("CPUMOE_ISA: must name an instruction set; got \"", forced, "\". Choose one of ",
-                     names(here), " or unset CPUMOE_ISA."));
+  throw Error(concat("CPUMOE_ISA: must name an instruction set; got \"", forced,
+                     "\". Choose one of ", names(here), " or unset CPUMOE_ISA."));
 }
 
 }  // namespace cpumoe

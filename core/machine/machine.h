@@ -8,8 +8,8 @@
 
 namespace cpumoe {
 
-struct Core {          // one physical core that we may use
-  int node = 0;        // NUMA node
+struct Core {             // one physical core that we may use
+  int node = 0;           // NUMA node
   std::vector<int> cpus;  // its logical CPUs within the affinity mask
 };
 
@@ -35,7 +35,8 @@ int probe_threads(const Machine& machine);
 
 // Reads CPUID, /proc, /sys and the cgroup; honours CPUMOE_ISA. Throws Error on a bad CPUMOE_ISA.
 Machine probe_machine();
-// Same from another file-system root (tests): "<root>/sys/devices/system/cpu/...", "<root>/proc/...".
+// The same from another file-system root (tests): "<root>/sys/devices/system/cpu/...",
+// "<root>/proc/...".
 Machine probe_machine(const std::string& root, const std::string& forced_isa);
 
 }  // namespace cpumoe

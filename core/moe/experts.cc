@@ -63,10 +63,12 @@ void check_vector(const VectorView& v, int64_t size, const char* name, const cha
 }
 
 void check_experts_shape(const ExpertsView& x, const char* where) {
-  require(x.experts >= 1 && x.experts <= kMaxDim, where,
-          "the number of experts must be at least 1; got ", x.experts);
-  require(x.hidden >= 1 && x.hidden <= kMaxDim && x.inter >= 1 && x.inter <= kMaxDim, where,
-          "hidden and intermediate sizes must be at least 1; got ", x.hidden, " and ", x.inter);
+  require(x.experts >= 1 && x.experts < kMaxDim, where,
+          "the number of experts must be from 1 to 2^31 - 1; got ", x.experts);
+  const int64_t most_inter = x.interleaved ? kMaxDim / 2 : kMaxDim;  // 2 * inter features a row
+  require(x.hidden >= 1 && x.hidden < kMaxDim && x.inter >= 1 && x.inter < most_inter, where,
+          "hidden and intermediate sizes must be at least 1, and below ", kMaxDim, " and ",
+          most_inter, "; got ", x.hidden, " and ", x.inter);
   check_count(x.gate.size(), x.experts, false, x.gated() ? "gate" : "the first projection", where);
   check_count(x.up.size(), x.experts, true, "up", where);
   check_count(x.down.size(), x.experts, false, "down", where);

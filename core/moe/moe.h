@@ -32,8 +32,7 @@ class Workspace {
   std::unique_ptr<Impl> impl;
 };
 
-// One experts block over one set of tokens; several blocks (routed, shared) ride in the same
-// phases.
+// One experts block over one set of tokens; several blocks (routed, shared) share the phases.
 struct MoeBlock {
   const ExpertsView* experts;
   const RoutingPlan* plan;
@@ -53,8 +52,7 @@ struct MoeArgs {
 };
 void moe(const MoeArgs& args, IsaSet isa, Workspace& workspace, Executor& executor);
 
-// Dense linear layers that share their input: out_i = x W_i^T + bias_i, fp32 out. One batch of
-// tasks.
+// Dense linear layers that share their input: out_i = x W_i^T + bias_i in fp32, one batch of tasks.
 struct LinearOp {
   const WeightView* w;
   VectorView bias;  // absent when data is null

@@ -206,6 +206,15 @@ TEST(bad_input_is_refused_with_a_reason) {
   CHECK_THROWS(call([](L, V, P, A a, I) { a.out = static_cast<char*>(a.out) + 1; }), "aligned");
   CHECK_THROWS(call([](L, V, P, A a, I) { a.x.rows = 2; }), "2 tokens of x");
   CHECK_THROWS(call([](L, V, P p, A, I) { p.offsets.pop_back(); }), "a plan must be for");
+  constexpr int64_t kTooMany = int64_t(1) << 31;
+  CHECK_THROWS(call([](L, V v, P, A, I) { v.experts = kTooMany; }), "experts must be from 1 to");
+  CHECK_THROWS(call([](L, V v, P, A, I) { v.hidden = kTooMany; }), "sizes must be at least 1");
+  CHECK_THROWS(call([](L, V v, P, A, I) { v.inter = kTooMany; }), "sizes must be at least 1");
+  CHECK_THROWS(call([](L, V v, P, A, I) {
+                 v.up = {}, v.interleaved = true;
+                 v.inter = kTooMany / 2;
+               }),
+               "sizes must be at least 1, and below 2147483648 and 1073741824");
   CHECK_THROWS(call([](L, V v, P, A, I) { v.gate = v.gate.first(5); }), "gate must hold one view");
   CHECK_THROWS(call([](L, V v, P, A, I) { v.down = {}; }), "down must hold one view");
   CHECK_THROWS(call([](L, V v, P, A, I) { v.interleaved = true; }), "up must be empty");

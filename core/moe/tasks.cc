@@ -6,12 +6,13 @@ namespace {
 // Long streams are faster: on two Zen 4 cores slices of 128 KiB, 512 KiB and 1 MiB reached 60, 77
 // and 80 % of the read bandwidth (Qwen3-30B shape, one token); beyond that nothing is gained.
 constexpr int64_t kMostBytes = 1 << 20;
-constexpr int64_t kLeastBytes = 32 << 10;  // 2 us of one core: what starting a task may cost
+// 2 us of one core: what starting a task may cost.
+constexpr int64_t kLeastBytes = 32 << 10;
 // A slice is at most this part of what is left for each worker, so the last ones are small and
 // nobody waits for long at the end of a phase.
 constexpr int64_t kShares = 4;
-constexpr int64_t kFreeTokens =
-    8;  // up to about here a product costs what reading its weights costs
+// Up to about here a product costs what reading its weights costs.
+constexpr int64_t kFreeTokens = 8;
 // fp32 tile, beside a block of decoded weights and one of activations, in 512 KiB or more of L2.
 constexpr int64_t kTileBytes = 256 << 10;
 constexpr int64_t kMostTokens = 288;

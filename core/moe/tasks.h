@@ -39,8 +39,8 @@ SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left,
 // slices of one feature slice follow each other, so that its weights are still in cache.
 void make_tasks(std::vector<Task>& tasks, std::vector<Product>& products, int workers);
 
-// The task that the worker of task i probably takes next: tasks of one phase take about the same time.
-// Null at the end. A hint for prefetching.
+// The task that the worker of task i probably takes next, as tasks of one phase take about the same
+// time; null at the end. A hint for prefetching.
 inline const Task* likely_next(const std::vector<Task>& tasks, int64_t i, int workers) {
   const size_t next = size_t(i) + size_t(workers);
   return next < tasks.size() ? &tasks[next] : nullptr;

@@ -57,8 +57,8 @@ struct Unit {
 // Buffers of one worker, inside one allocation.
 struct Arena {
   char* base = nullptr;
-  size_t per_worker = 0, tile2 = 0, bias = 0, bias2 = 0,
-         scratch = 0;  // bytes; offsets in a worker's part
+  // Bytes; offsets in a worker's part.
+  size_t per_worker = 0, tile2 = 0, bias = 0, bias2 = 0, scratch = 0;
   float* tile(int worker) const { return at<float>(worker, 0); }
   float* second_tile(int worker) const { return at<float>(worker, tile2); }
   float* bias_values(int worker) const { return at<float>(worker, bias); }

@@ -71,7 +71,8 @@ CPUMOE_COMPARISON(Ge, >=, cmp_greater_equal)
 
 template <class Op, class A, class B>
 void check_compare(const char* file, int line, const char* text, const A& a, const B& b) {
-  if (!Op::holds(a, b)) fail(file, line, std::string(text) + "; got " + show(a) + " and " + show(b));
+  if (!Op::holds(a, b))
+    fail(file, line, std::string(text) + "; got " + show(a) + " and " + show(b));
 }
 
 template <class F>

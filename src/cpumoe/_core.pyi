@@ -77,7 +77,7 @@ class Executor:
     def __init__(self, threads: int | None = None, pin: bool = True, spin_us: int = -1) -> None:
         """
         threads: 1..1024; default CPUMOE_THREADS, else physical cores within affinity mask and
-        cgroup quota. pin: bind workers to cores. spin_us: microseconds that an idle worker spins
+        cgroup quota. pin: bind workers to NUMA nodes. spin_us: microseconds that an idle worker spins
         before it sleeps, -1 for the default. Raises Error.
         """
 
@@ -157,9 +157,9 @@ class Decoder:
 
     def forward(self, segments: Sequence[tuple[KvCache, numpy.typing.NDArray[numpy.int32]]], all: bool = False) -> numpy.typing.NDArray[numpy.float32]:
         """
-        segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and returns
+        segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and gives
         fp32 logits [segments, vocab], or [tokens, vocab] with `all`. Releases the GIL.
-        Raises Error, with the caches as they were.
+        Raises Error, with the caches as they were, also when another call uses one of them.
         """
 
     @property
@@ -184,7 +184,9 @@ class KvCache:
     def bytes_per_token(self) -> int: ...
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens from `length` on."""
+        """
+        Forget the tokens from `length` on. Raises Error while a forward() uses the cache.
+        """
 
 def kernels() -> list:
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import operator
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
@@ -175,8 +176,8 @@ def moe(
         experts: the experts. Weights are read in place, products and sums are fp32.
         ids: [..., k] int32 or int64, each in [0, E); neither sorted nor distinct.
         weights: [..., k] routing weights; fp32, fp16 or bf16.
-        out: where to write, shaped like x (fp32, fp16 or bf16), not overlapping it. Default: a new
-            array of x's library and dtype.
+        out: where to write, shaped like x (fp32, fp16 or bf16), overlapping neither x nor the
+            experts' arrays. Default: a new array of x's library and dtype.
         executor: the threads. Default: one per process. The result does not depend on their number.
         skip_sentinel: the id E is allowed and skipped (expert parallelism: "not on this rank").
 
@@ -196,6 +197,7 @@ def moe(
             f"moe: experts must be a cpumoe.Experts; got {type(experts).__name__}. "
             "Build one from your weights"
         )
+    workers = _workers(executor, "moe")
     x = _constant(plain(x), "moe", "x")
     target, finish = _target(x, "moe", out, None)
     _core.moe(
@@ -204,7 +206,7 @@ def moe(
         native(plain(ids)),
         native(_constant(plain(weights), "moe", "weights")),
         target,
-        default_executor() if executor is None else executor,
+        workers,
         skip_sentinel,
     )
     result: A = finish()
@@ -227,7 +229,7 @@ def linear(
         w: [N, K] (rows) or [K, N] (columns); fp32, fp16 or bf16. Used detached.
         bias: [N] or None.
         layout: how `w` lies in memory, see `Experts`.
-        out: [..., N], not overlapping x. Default: a new array of x's library and dtype.
+        out: [..., N], apart from the others. Default: a new array of x's library and dtype.
         executor: the threads. Default: one per process.
 
     Returns `out`. Products and sums are fp32, rounded once to the output's dtype. Raises Error when
@@ -237,6 +239,7 @@ def linear(
     >>> cpumoe.linear(np.array([[1, 2]], np.float32), np.array([[3, 4], [5, 6]], np.float32))
     array([[11., 17.]], dtype=float32)
     """
+    workers = _workers(executor, "linear")
     x = _constant(plain(x), "linear", "x")
     w = _detached(plain(w))
     shape = getattr(w, "shape", ())
@@ -252,7 +255,7 @@ def linear(
         None if bias is None else native(_detached(plain(bias))),
         layout,
         target,
-        default_executor() if executor is None else executor,
+        workers,
     )
     result: A = finish()
     return result
@@ -279,7 +282,8 @@ def route(
         kind: "softmax_topk": softmax over all experts, the k largest (Mixtral, Qwen, OLMoE).
             "topk_softmax": the k largest logits, softmax over those (gpt-oss).
             "sigmoid": s = sigmoid(logits), chosen by s + correction, weighted by s (DeepSeek-V3).
-        renormalize: divide a token's weights by (their sum + norm_eps).
+        renormalize: divide a token's weights by (their sum + norm_eps); where that is 0 because
+            every chosen value underflowed, they are 1 / k each.
         norm_eps: see renormalize; DeepSeek-V3 uses 1e-20.
         scale: multiplies the weights at the end (routed_scaling_factor).
         correction: [E], added when choosing only; with "sigmoid".
@@ -311,8 +315,8 @@ def route(
             f"route: logits must be an array of shape [..., E]; got {type(logits).__name__}. "
             "Pass one logit per expert"
         )
-    # A k that is out of range is refused by the native module, before these are written.
-    kept = (*(int(n) for n in shape[:-1]), max(int(k), 0))
+    k = _top_k(k, int(shape[-1]))
+    kept = (*(int(n) for n in shape[:-1]), k)
     ids, weights = np.empty(kept, np.int32), np.empty(kept, np.float32)
     _core.route(
         native(logits),
@@ -329,6 +333,34 @@ def route(
         weights,
     )
     return convert_like(logits, ids), convert_like(logits, weights)
+
+
+def _top_k(k: Any, experts: int) -> int:
+    """Check the number of experts per token before anything of that size is allocated."""
+    try:
+        if isinstance(k, bool):
+            raise TypeError
+        number = operator.index(k)
+    except TypeError:
+        raise _core.Error(
+            f"route: k must be an integer; got {type(k).__name__}. Pass the experts per token"
+        ) from None
+    if not 1 <= number <= experts:
+        must = f"k must be in [1, {experts}], the number of experts; got {number}"
+        raise _core.Error(f"route: {must}. Choose another number")
+    return number
+
+
+def _workers(executor: Any, where: str) -> _core.Executor:
+    """Return the executor of a call, the default one for None."""
+    if executor is None:
+        return default_executor()
+    if not isinstance(executor, _core.Executor):
+        raise _core.Error(
+            f"{where}: executor must be a cpumoe.Executor; got {type(executor).__name__}. "
+            "Leave it out for the default one"
+        )
+    return executor
 
 
 def _constant(array: Any, where: str, name: str) -> Any:

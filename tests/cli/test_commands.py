@@ -13,7 +13,9 @@ import time
 import pytest
 
 import cpumoe
+from cpumoe.cli import _common as common
 from cpumoe.cli import main
+from cpumoe.engine.run import Stats
 
 
 def cli(*args, stdin="", **env):
@@ -150,6 +152,70 @@ def test_piped_chat_reports_errors(bundled):
     assert "shorter than the context" in errors(done)
 
 
+def test_piped_chat_names_a_line_that_is_no_text(bundled):
+    lines = b"/nonsense\nHello\nab\xff\nHello\n"
+    done = cli("chat", bundled, "--max-tokens", 3, "--temperature", 0, stdin=lines)
+    assert done.returncode == 2
+    assert "chat: line 3 of the input must be UTF-8 text; got byte 0xff" in errors(done)
+    assert "No command /nonsense" in errors(done)
+    assert text(done).count("\n") == 1  # the turn before it was answered
+    assert "Traceback" not in errors(done)
+
+
+def test_closing_line_says_where_the_weights_came_from():
+    stats = Stats(prompt_tokens=4, prompt_seconds=1, decode_tokens=2, decode_seconds=1)
+    stats.weight_bytes = 4 * 10**9
+    said = common.describe_stats(stats, 8.0, cached=False)
+    assert said.endswith("weights 4.00 GB/s = 50 % of this machine's 8.0 GB/s read bandwidth")
+    assert common.describe_stats(stats, 8.0, cached=True).endswith(", from its caches")
+    assert common.describe_stats(stats, 3.0, cached=False).endswith(", from its caches")
+
+
+@pytest.mark.parametrize(("weight_bytes", "cached"), [(2 * 10**6, True), (10**10, False)])
+def test_closing_line_is_about_the_whole_machine(monkeypatch, weight_bytes, cached):
+    """One worker's figures stand beside the bandwidth of the default number of threads."""
+    used = []
+
+    class Probe:
+        def __init__(self, size):
+            pass
+
+        def read_gb_per_s(self, executor):
+            used.append(executor.threads)
+            return 100.0
+
+    class Machine:
+        l3, default_threads = 32 << 20, 2
+
+        @classmethod
+        def probe(cls):
+            return cls
+
+    class Loaded:
+        executor, nbytes = cpumoe.Executor(1), 10**11
+
+    monkeypatch.setattr("cpumoe._core.Probe", Probe)
+    monkeypatch.setattr("cpumoe._core.Machine", Machine)
+    stats = Stats(decode_tokens=2, decode_seconds=1, weight_bytes=2 * weight_bytes)
+    assert common.closing_line(Loaded, stats).endswith(", from its caches") == cached
+    assert set(used) == {2}
+    used.clear()
+    assert "decode" not in common.closing_line(Loaded, Stats(prompt_tokens=1))
+    assert not used
+
+
+@pytest.mark.parametrize("verb", [["doctor"], ["bench"], ["generate"], ["chat"]])
+def test_help_offers_no_completion(verb):
+    done = cli(*verb, "--help")
+    assert done.returncode == 0
+    assert "completion" not in text(done)
+
+
+def hear_interrupts():
+    """A shell's background job, as CI may be, ignores Ctrl-C and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """`cpumoe ARGS` on a pseudo-terminal."""
 
@@ -157,6 +223,7 @@ class Terminal:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ["TERM"] = "dumb"
+            hear_interrupts()
             os.execv(sys.executable, [sys.executable, "-m", "cpumoe.cli.main", *map(str, args)])
         self.seen = b""
 
@@ -224,6 +291,7 @@ def test_interrupted_generate_exits_130(bundled):
         [*command, "--max-tokens", "1900", "--temperature", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=hear_interrupts,
     )
     assert process.stdout.read(1)
     process.send_signal(signal.SIGINT)

@@ -1,6 +1,8 @@
 """Model: prompts, sessions, batches, stops, the context, and what is refused."""
 
+import gc
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -117,7 +119,9 @@ def test_ids_out_of_range(model, ids):
         model.generate(ids)
 
 
-@pytest.mark.parametrize("bad", [[1.5], [None], [{}], [[1], [2.5]]])
+@pytest.mark.parametrize(
+    "bad", [[1.5], [None], [{}], [[1], [2.5]], b"text", bytearray(b"a"), [True, 3], 7, None]
+)
 def test_prompts_that_are_none(model, bad):
     with pytest.raises(Error, match="prompt: must be text or token ids"):
         model.generate(bad)
@@ -132,8 +136,9 @@ def test_prompts_as_arrays(model):
 
 
 def test_unknown_sampling_name(model):
-    with pytest.raises(Error, match=r"generate: .*temprature"):
-        model.generate([1], temprature=1.0)
+    for value in (1.0, None):
+        with pytest.raises(Error, match=r"generate: .*among temperature, top_k.*got temprature\."):
+            model.generate([1], temprature=value)
 
 
 def test_lone_surrogate(story):
@@ -154,6 +159,80 @@ def test_native_arguments_are_checked(model):
     assert cache.length == 0
     with pytest.raises(Error, match="truncate"):
         cache.truncate(5)
+
+
+def test_caches_outlive_the_segments_they_came_from(model):
+    """Nothing but the call itself holds the caches of a generator."""
+    ids = np.array(prompt(6), np.int32)
+    want = model.decoder.forward([(model.session().cache, ids)])
+
+    def segments():
+        for _ in range(20):
+            yield model.session().cache, ids.copy()
+            gc.collect()
+
+    got = model.decoder.forward(segments())
+    assert got.shape == (20, 99)
+    assert np.abs(got - want).max() <= 2.0**-10 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("second", ["truncate", "another decoder"])
+def test_a_cache_serves_one_call_at_a_time(story, second):
+    """While one thread's forward() runs, the cache is refused to everybody else."""
+    cache, other = story.session().cache, cpumoe.load(story.path, kv="fp32")
+    ids, refused = np.full(story.context, 3, np.int32), []
+
+    def call(work):
+        try:
+            work()
+        except Error as e:
+            refused.append(str(e))
+
+    for _ in range(50):  # until the two meet; the first time as a rule
+        cache.truncate(0)
+        worker = threading.Thread(
+            target=call, args=(lambda: story.decoder.forward([(cache, ids)]),)
+        )
+        worker.start()
+        while worker.is_alive() and not refused:
+            if second == "truncate":
+                call(lambda: cache.truncate(0))
+            elif cache.length == 0:
+                call(lambda: other.decoder.forward([(cache, ids[:1])]))
+        worker.join()
+        refused[:] = [r for r in refused if "context" not in r and "capacity" not in r]
+        if refused:
+            break
+    assert refused
+    for text in refused:
+        assert text.startswith("KvCache: must be used by one call at a time; got a second")
+    cache.truncate(0)  # released
+
+
+def test_a_session_serves_one_generation_at_a_time(model):
+    session, ids = model.session(), prompt(8)
+    want = model.generate(ids, max_tokens=6, temperature=0).ids
+    busy = r"^session: must serve one generation at a time; got"
+
+    def stream():
+        return model.stream(ids, session=session, max_tokens=6, temperature=0)
+
+    first, second = stream(), stream()
+    next(first)
+    with pytest.raises(Error, match=busy):
+        next(second)
+    assert len(first.read()) == 0  # this model has no tokenizer
+    assert first.completion.ids == want
+    third = stream()
+    next(third)
+    third.close()
+    params = model.params(max_tokens=2, temperature=0)
+    twice = [model.request(ids, params, session) for _ in range(2)]
+    with pytest.raises(Error, match=busy):
+        list(run.run(model.decoder, twice, run.Stats()))
+    fourth = stream()
+    fourth.read()
+    assert fourth.completion.ids == want
 
 
 def test_session_reuses_the_common_prefix(model):

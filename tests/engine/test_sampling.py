@@ -134,6 +134,19 @@ def test_broken_logits_are_refused(value, temperature):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_k", 2.5),
+        ("top_k", None),
+        ("top_p", None),
+        ("seed", 1.0),
+        ("max_tokens", 2.0),
+        ("max_tokens", "3"),
+        ("ignore_eos", 1),
+        ("stop", 3),
+        ("stop", "END"),
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e300),
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
@@ -149,5 +162,28 @@ def test_broken_logits_are_refused(value, temperature):
     ],
 )
 def test_bad_parameters(name, value):
-    with pytest.raises(Error, match=name):
+    with pytest.raises(Error, match=rf"^{name}: must be .*; got "):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-30, 1e300])
+def test_any_temperature_gives_probabilities(temperature):
+    """A tiny one is greedy, with even chances among equal scores; no warning is printed."""
+    scores = np.array([3e38, -3e38, 3e38, -np.inf, 0], np.float32)
+    for seed in range(8):
+        params = SamplingParams(temperature=temperature, seed=seed, top_p=0.99)
+        ids, probs = candidates(scores, params)
+        if temperature < 1:
+            assert ids.tolist() == [0, 2]
+            assert probs.tolist() == [0.5, 0.5]
+            assert Sampler(params, [], 5).next(scores) in (0, 2)
+        else:
+            assert np.isfinite(probs).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("penalty", [1e-3, 1e6])
+def test_extreme_penalties_do_not_warn(penalty):
+    sampler = Sampler(SamplingParams(temperature=0, repetition_penalty=penalty), [0, 1], 3)
+    assert sampler.next(np.array([-3e38, 1, 3e38], np.float32)) == 2

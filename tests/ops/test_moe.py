@@ -229,6 +229,12 @@ def test_route(kind: Any, renormalize: bool) -> None:
     assert (np.abs(weights - want) <= 64 * reference.EPS * want).all()
 
 
+def test_route_weights_that_all_underflow_are_equal() -> None:
+    logits = np.full((2, 8), -1e4, np.float32)
+    _, weights = cpumoe.route(logits, 4, kind="sigmoid", renormalize=True)
+    assert (weights == 0.25).all()
+
+
 def test_route_groups() -> None:
     logits = np.array([[9, 0, 5, 5, 1, 1, 4, 4]], np.float32)
     ids, _ = cpumoe.route(logits, 2, kind="sigmoid", groups=4, top_groups=1)

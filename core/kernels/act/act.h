@@ -47,7 +47,7 @@ struct ActKernel {
 // in, NaN out; -inf gives f's limit there (-0 or 0; identity: -inf). With gating one more rounding.
 const ActKernel* act_kernels(int* count);
 const ActKernel* select_act(IsaSet isa);
-bool find_act(const char* name,
-              ActKind* kind);  // "silu", "gelu", "gelu_tanh" ("gelu_pytorch_tanh"), ...
+// By name: "silu", "gelu", "gelu_tanh" ("gelu_pytorch_tanh"), ...
+bool find_act(const char* name, ActKind* kind);
 
 }  // namespace cpumoe

@@ -19,8 +19,7 @@ template <Code C>
 constexpr int64_t kStep = 16 * (C == Code::f32 ? 4 : 2);
 
 // c[MR, 16 NP] (+)= a[MR, k] b[k, 16 NP]. Serves both products: K blocks and V rows are both 16
-// lanes wide, `ldb` elements from one k to the next, `panel` elements from one 16-lane panel to the
-// next.
+// lanes wide, `ldb` elements from one k to the next, `panel` elements between 16-lane panels.
 // `next`: when kAhead, one step of it is prefetched per panel and k.
 template <int MR, int NP, Code C, bool kAhead>
 CPUMOE_INLINE void tile(const float* a, int64_t lda, const void* b, int64_t ldb, int64_t b0,

@@ -1,5 +1,4 @@
-// Room `combine`: the last step of the operator, sum of fp32 rows and one rounding to the output
-// code.
+// Room `combine`: the operator's last step, a sum of fp32 rows and one rounding to the output code.
 //   out[i] = round(base + rows[index[0]][i] + rows[index[1]][i] + ...)      i in [0, len)
 //   base = out[i] when `accumulate`, else 0
 #pragma once

@@ -1,5 +1,5 @@
-// Every row of kernels.inc that this CPU (or CPUMOE_ISA) may use, against float64 on decoded
-// weights.
+// Every row of kernels.inc that this CPU (or CPUMOE_ISA) may use, against float64 arithmetic on the
+// decoded weights.
 #include "kernels/dot/dot.h"
 
 #include <cmath>

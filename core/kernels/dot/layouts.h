@@ -1,15 +1,13 @@
-// Packed activation layouts of the fp32 class: where input k of token m lies. K16 = K rounded up
-// to 16.
+// Packed activation layouts of the fp32 class: where input k of token m lies. K16 is K rounded up
+// to a multiple of 16.
 //
-//   rows            token after token, K16 floats each; inputs K..K16-1 are zero.
+//   rows            token after token, K16 floats each; inputs K..K16-1 are zero
 //   rows_even_odd   the same, but of every 16 inputs the 8 even ones come first:
 //                     0 2 4 6 8 10 12 14 | 1 3 5 7 9 11 13 15 | 16 18 ...
-//                   (two bf16 weights share 32 bits: a shift yields the even ones, a mask the odd
-//                  ones)
-//   panels8         8 tokens side by side, one line of 8 floats per input; panel p starts at p * K
-//                  * 8.
-//                     input 0: t0 t1 t2 .. t7 | input 1: t0 .. t7 | ...    (tokens past the last
-//                  are zero)
+//                   (two bf16 weights share 32 bits: a shift yields the even one, a mask the odd)
+//   panels8         8 tokens side by side, one line of 8 floats per input:
+//                     input 0: t0 t1 .. t7 | input 1: t0 t1 .. t7 | ...
+//                   panel p starts at p * K * 8; tokens past the last are zero
 #pragma once
 #include "base/types.h"
 

@@ -7,15 +7,15 @@
 namespace cpumoe {
 
 struct NormArgs {
-  const float* x;          // rows x size
+  const float* x;                            // rows x size
   int64_t rows, size, x_stride, out_stride;  // elements
-  VectorView weight;       // size elements; absent: all ones
-  float weight_offset;     // 0; 1 for Gemma-style weights
+  VectorView weight;                         // size elements; absent: all ones
+  float weight_offset;                       // 0; 1 for Gemma-style weights
   float eps;
-  const float* residual;   // nullable, rows x size with x_stride: x + residual is normalised, and
-                           // written to `sum`
-  float* sum;              // with residual only; may be == x
-  float* out;              // may be == x
+  const float* residual;  // nullable, rows x size with x_stride: x + residual is normalised, and
+                          // written to `sum`
+  float* sum;             // with residual only; may be == x
+  float* out;             // may be == x
 };
 struct NormKernel {
   const char* name;

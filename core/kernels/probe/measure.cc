@@ -78,8 +78,9 @@ double Probe::read_gb_per_s(Executor& executor) {
       sink.fetch_or(kernel_->read(data + begin, min64(kChunk, bytes_ - begin)));
     });
   });
-  require(sink.load() == 0x0101010101010101u, "Probe", "the buffer must hold what was written; got ",
-          sink.load(), ". The memory of this machine is faulty.");
+  require(sink.load() == 0x0101010101010101u, "Probe",
+          "the buffer must hold what was written; got ", sink.load(),
+          ". The memory of this machine is faulty.");
   return passes * double(bytes_) * 1e-9;
 }
 
@@ -91,7 +92,8 @@ double Probe::fma_gflop_per_s(Executor& executor) {
       if (!(kernel_->fma(kFmaPasses) < 1e6f)) finite.store(false);
     });
   });
-  require(finite.load(), "Probe", "the chains must stay finite; got NaN. This CPU computes wrongly.");
+  require(finite.load(), "Probe",
+          "the chains must stay finite; got NaN. This CPU computes wrongly.");
   return batches * double(tasks) * double(kFmaPasses) * kernel_->flops_per_pass * 1e-9;
 }
 

@@ -1,4 +1,4 @@
-// The measured limits of this machine. Short, so that a benchmark can take one beside each of its cells.
+// The measured limits of this machine. Short, so that a benchmark can take one beside each cell.
 #pragma once
 #include "base/buffer.h"
 #include "kernels/probe/probe.h"

@@ -9,8 +9,8 @@ namespace cpumoe {
 struct ProbeKernel {
   const char* name;
   Isa isa;
-  // Loads each byte of [p, p + bytes) once, in rising order; p 64-byte aligned, bytes a multiple of 256.
-  // Returns the bitwise or of all 64-bit words.
+  // Loads each byte of [p, p + bytes) once, in rising order; p 64-byte aligned, bytes a multiple of
+  // 256. Returns the bitwise or of all 64-bit words.
   uint64_t (*read)(const void* p, int64_t bytes);
   // `passes` times 12 independent chains of c = c * x + y, as wide as the ISA's registers.
   // Returns the sum of the chains.

@@ -67,10 +67,11 @@ void report(const Machine& machine, Probe& probe, int threads, bool pin) {
     best_read = read[i] > best_read ? read[i] : best_read;
     best_fma = fma[i] > best_fma ? fma[i] : best_fma;
   }
-  std::printf("threads %3d pin %d: empty phase %5.0f ns, phase of 16 us %+6.0f ns, meeting %5.0f ns, "
-              "read %6.2f GB/s, fma %7.2f GFLOP/s, %lld + %lld wakes\n",
-              threads, int(pin), empty, loaded, meeting, best_read, best_fma, (long long)before,
-              (long long)(executor.wakes() - before));
+  std::printf(
+      "threads %3d pin %d: empty phase %5.0f ns, phase of 16 us %+6.0f ns, meeting %5.0f ns, "
+      "read %6.2f GB/s, fma %7.2f GFLOP/s, %lld + %lld wakes\n",
+      threads, int(pin), empty, loaded, meeting, best_read, best_fma, (long long)before,
+      (long long)(executor.wakes() - before));
 }
 
 }  // namespace

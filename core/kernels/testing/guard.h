@@ -1,5 +1,4 @@
-// A buffer whose last byte is followed by a page that cannot be touched: one byte too far is a
-// crash.
+// A buffer whose last byte is followed by a page that cannot be touched: one byte too far crashes.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,8 +13,7 @@ namespace cpumoe::testing {
 
 class GuardedBuffer {
  public:
-  // `bytes` usable bytes that end exactly at the guard page, filled with 0xff (a NaN in every
-  // code).
+  // `bytes` usable bytes that end exactly at the guard page, filled with 0xff (a NaN in any code).
   explicit GuardedBuffer(size_t bytes) : bytes_(bytes) {
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     mapped_ = (bytes + page - 1) / page * page + page;

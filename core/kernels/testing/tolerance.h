@@ -1,5 +1,4 @@
-// Error bounds for kernel tests, derived from epsilon, k and magnitudes. No other tolerance is
-// used.
+// Error bounds for kernel tests, derived from epsilon, k and magnitudes: the only tolerances used.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -18,16 +17,14 @@ inline double gamma(int64_t n) {
 }
 
 // |fp32 sum of k products - exact sum|, in any order of summation, fused or not: every product
-// meets
-// one rounding of its own and at most k - 1 additions (adding an exact zero rounds nothing).
+// meets one rounding of its own and at most k - 1 additions (adding an exact zero rounds nothing).
 // sum_abs = sum of |w| |x| over the k products.
 inline double dot_bound(int64_t k, double sum_abs) {
   return gamma(k) * sum_abs + double(k) * kTiny;
 }
 
 // Distance of `got` from `want` in units in the last place of fp32 at `want`; infinite when only
-// one
-// of the two is a NaN or when infinities differ.
+// one of the two is a NaN or when infinities differ.
 inline double ulp_error(float got, double want) {
   if (std::isnan(want) || std::isnan(got))
     return std::isnan(want) && std::isnan(got) ? 0 : INFINITY;

@@ -125,7 +125,9 @@ void route_token(const Router& r, const float* row, float greatest, int32_t* ids
   }
   if (chosen_only || r.renormalize) {
     const float divisor = chosen_only ? sum : sum + r.norm_eps;
-    for (int32_t i = 0; i < r.top_k; ++i) weights[i] /= divisor;
+    for (int32_t i = 0; i < r.top_k; ++i) {
+      weights[i] = divisor == 0 ? 1.0f / float(r.top_k) : weights[i] / divisor;
+    }
   }
   if (r.scale != 1.0f) {
     for (int32_t i = 0; i < r.top_k; ++i) weights[i] *= r.scale;

@@ -1,5 +1,4 @@
-// Room `topk`: router logits -> (expert ids, weights). Pure functions of one token's logits, in
-// fp32.
+// Room `topk`: router logits -> (expert ids, weights). Pure functions of one token's logits, fp32.
 //
 //   value v[e]    softmax_topk: softmax over all experts; topk_softmax: the logit;
 //                 sigmoid: sigmoid of the logit
@@ -8,7 +7,8 @@
 //   groups        only experts of the top_groups best groups may be chosen, whatever their scores
 //                 (Transformers' DeepSeek-V3 masks the others with -infinity)
 //   weight        v[e] of the chosen (topk_softmax: softmax over the chosen logits), divided by
-//                 (sum + norm_eps) when `renormalize`, times `scale`
+//                 (sum + norm_eps) when `renormalize`, times `scale`. Where sum + norm_eps is 0
+//                 (every chosen value underflowed) the weights before `scale` are all 1 / top_k
 #pragma once
 #include <cstdint>
 
@@ -45,10 +45,10 @@ inline constexpr int32_t kMaxRouterExperts = 4096;  // the scores of a token liv
 int64_t route(const Router& router, const float* logits, int64_t stride, int64_t tokens,
               int32_t* ids, float* weights);
 
-// Null when the router is well-formed, else what must hold (static text): 1 <= experts <= 4096, 1
-// <= top_k <= experts, groups divide experts and hold two or more (unless group_max), 1 <=
-// top_groups <= groups, top_k experts in the chosen groups, finite scale and correction, finite
-// norm_eps >= 0.
+// Null when the router is well-formed, else what must hold (static text): 1 <= experts <= 4096,
+// 1 <= top_k <= experts, groups divide experts and hold two or more (unless group_max),
+// 1 <= top_groups <= groups, top_k experts in the chosen groups, finite scale and correction,
+// finite norm_eps >= 0.
 const char* check_router(const Router& router);
 
 }  // namespace cpumoe

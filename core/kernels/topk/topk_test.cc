@@ -75,8 +75,7 @@ struct Reference {
 };
 
 // Roundings met by a weight: the subtraction of the greatest logit (its absolute error is the
-// relative one of exp), exp or sigmoid (4), a sum over experts, and the divisions and the scale
-// (5).
+// relative one of exp), exp or sigmoid (4), a sum over experts, and divisions and scale (5).
 double relative_bound(const Router& r, double spread) {
   return testing::gamma(int64_t(spread) + 10 + r.experts);
 }
@@ -222,6 +221,30 @@ TEST(extreme_logits_stay_finite) {
     CHECK_EQ(got.weights[0], want);
     CHECK_EQ(got.weights[1], want);
   }
+}
+
+TEST(weights_whose_sum_underflows_are_equal) {
+  Router r;
+  r.kind = RouterKind::sigmoid;
+  r.experts = 8;
+  r.top_k = 4;
+  r.renormalize = true;
+  r.scale = 2;
+  const std::vector<float> logits(8, -1e4f);
+  Routed got = run(r, logits);
+  CHECK_EQ(got.bad, -1);
+  for (float w : got.weights) CHECK_EQ(w, 0.5f);
+  r.norm_eps = 1e-20f;  // DeepSeek-V3: 0 / norm_eps
+  for (float w : run(r, logits).weights) CHECK_EQ(w, 0.0f);
+  r.norm_eps = 0;
+  r.kind = RouterKind::softmax_topk;  // the chosen group's values underflow beside the other's
+  r.groups = 2;
+  const std::vector<float> correction = {0, 0, 0, 0, 9, 9, 9, 9};
+  r.correction = correction.data();
+  r.top_groups = 1;
+  got = run(r, {0, 0, 0, 0, -1e4f, -1e4f, -1e4f, -1e4f});
+  CHECK(got.ids == (std::vector<int32_t>{4, 5, 6, 7}));
+  for (float w : got.weights) CHECK_EQ(w, 0.5f);
 }
 
 TEST(nan_and_infinity_are_reported) {

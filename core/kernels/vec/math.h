@@ -61,8 +61,8 @@ CPUMOE_INLINE typename O::V mul_sigmoid(typename O::V a, typename O::V z, typena
 }
 
 // x * Phi(x), Phi the normal distribution function: the exact gelu. Phi(-y) = exp(-y^2 / 2) h(y)
-// with h(y) = erfcx(y / sqrt 2) / 2 = P((y - 4) / (y + 4)) / (1 + sqrt(2) y), P of degree 10 (0.04
-// units).
+// with h(y) = erfcx(y / sqrt 2) / 2 = P((y - 4) / (y + 4)) / (1 + sqrt(2) y),
+// P of degree 10 (0.04 units).
 template <class O>
 CPUMOE_INLINE typename O::V mul_normal_cdf(typename O::V x) {
   const auto zero = O::set1(0.0f), one = O::set1(1.0f);
@@ -90,8 +90,8 @@ CPUMOE_INLINE typename O::V mul_normal_cdf(typename O::V x) {
   const auto bounded = O::max(O::set1(-15.0f), x);
   const auto below = scale_down<O>(O::mul(bounded, hp), n);
   const auto above = O::mul(x, O::sub(one, scale_down<O>(hp, n)));
-  // |x| < 1/2: x (1/2 + x R(x^2)), the Taylor series to x^11 (next term 2^-33), where h would lose
-  // bits.
+  // |x| < 1/2, where h would lose bits: x (1/2 + x R(x^2)), the Taylor series to x^11
+  // (next term 2^-33).
   auto t = O::set1(-0x1.3ce8fap-17f);
   t = O::fma(t, s, O::set1(0x1.e42b0ep-14f));
   t = O::fma(t, s, O::set1(-0x1.37404p-10f));

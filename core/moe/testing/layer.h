@@ -191,8 +191,7 @@ inline Bounded rounded(const Bounded& x, Code code) {
   return {x.value, x.error + u * (std::fabs(x.value) + x.error) + tiny};
 }
 
-// The operator in float64: out [tokens * hidden]. `base`: what out holds before (accumulate), or
-// null.
+// The operator in float64: out [tokens * hidden]. `base`: what is in out before, or null.
 inline std::vector<Bounded> reference(std::span<const MoeBlock> blocks, const MatrixView& x,
                                       Code out_code, const std::vector<double>* base = nullptr) {
   const size_t hidden = size_t(x.cols);

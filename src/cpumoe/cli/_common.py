@@ -127,27 +127,44 @@ def read_weights(model: Model) -> None:
             report(done, total)
 
 
-def measure_read_bandwidth(executor: _core.Executor) -> float:
-    """10^9 bytes per second that this machine's memory delivers now to these workers.
+def measure_read_bandwidth(machine: _core.Machine, executor: _core.Executor) -> float:
+    """10^9 bytes per second that this machine's memory delivers now to its default threads.
 
-    Reads four times the last-level cache, so that little of it can stay there.
+    executor: used when it has that many. Reads four times the last-level cache, so that little of
+    it can stay there.
     """
     from cpumoe import _core
 
-    size = min(max(4 * _core.Machine.probe().l3, 64 << 20), 256 << 20)
-    probe = _core.Probe(size)
+    if executor.threads != machine.default_threads:
+        executor = _core.Executor(machine.default_threads)
+    probe = _core.Probe(min(max(4 * machine.l3, 64 << 20), 256 << 20))
     return median(probe.read_gb_per_s(executor) for _ in range(_PROBE_PASSES))
 
 
-def describe_stats(stats: Stats, read_gb_per_s: float) -> str:
-    """The closing line: prompt and decode speed, weights streamed, share of the bandwidth."""
-    cached = f" (+{stats.cached_tokens} cached)" if stats.cached_tokens else ""
-    prompt = f"prompt {stats.prompt_tokens} tokens{cached}"
+def closing_line(model: Model, stats: Stats) -> str:
+    """`describe_stats` beside the bandwidth measured now, if anything was decoded."""
+    from cpumoe import _core
+
+    if not stats.decode_tokens:
+        return describe_stats(stats, 0.0, cached=False)
+    machine = _core.Machine.probe()
+    per_token = stats.weight_bytes / stats.decode_tokens
+    cached = min(per_token, model.nbytes) <= machine.l3
+    return describe_stats(stats, measure_read_bandwidth(machine, model.executor), cached=cached)
+
+
+def describe_stats(stats: Stats, read_gb_per_s: float, *, cached: bool) -> str:
+    """The closing line: prompt and decode speed, weights streamed, share of the bandwidth.
+
+    cached: the weights of a token fit into the last-level cache, so memory is not their source.
+    """
+    reused = f" (+{stats.cached_tokens} cached)" if stats.cached_tokens else ""
+    prompt = f"prompt {stats.prompt_tokens} tokens{reused}"
     text = f"{prompt}, {stats.prompt_per_second:.1f} tokens/s"
     if not stats.decode_tokens:
         return text
     rate, limit = stats.weight_gb_per_second, read_gb_per_s
-    source = "" if rate < limit else ", from its caches"
+    source = ", from its caches" if cached or rate >= limit else ""
     return (
         f"{text}; decode {stats.decode_tokens} tokens, {stats.decode_per_second:.1f} tokens/s; "
         f"weights {rate:.2f} GB/s = {100 * rate / limit:.0f} % of this machine's "

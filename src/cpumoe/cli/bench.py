@@ -12,6 +12,7 @@ import typer
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     help="Measure one layer or a whole model, as shares of this machine's bandwidth and peak.",
 )
 

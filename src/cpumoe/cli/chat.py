@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,11 +24,22 @@ _HELP = """/reset         forget the conversation     /undo          take back t
 A line that ends with \\ goes on in the next one."""
 
 
-def _read_line(interactive: bool) -> str | None:
-    """The next turn, from the terminal (with editing and history) or a pipe; None at the end."""
-    if not interactive:
-        line = sys.stdin.readline()
-        return line.rstrip("\r\n") if line else None
+def _read_piped(number: int) -> str | None:
+    """Line `number` of standard input; None at its end. Raises Error when it is not UTF-8."""
+    from cpumoe import Error
+
+    raw = sys.stdin.buffer.readline()
+    try:
+        return raw.decode("utf-8").rstrip("\r\n") if raw else None
+    except UnicodeDecodeError as e:
+        raise Error(
+            f"chat: line {number} of the input must be UTF-8 text; got byte 0x{raw[e.start]:02x} "
+            f"at position {e.start}. Convert the input"
+        ) from None
+
+
+def _read_line() -> str | None:
+    """The next turn from the terminal, with editing and history; None at the end."""
     try:
         line = input("> ")
         while line.endswith("\\"):
@@ -35,6 +47,9 @@ def _read_line(interactive: bool) -> str | None:
     except EOFError:
         common.note("")
         return None
+    except UnicodeDecodeError:
+        common.note("That line is not UTF-8 text.")
+        return ""
     return line
 
 
@@ -85,8 +100,7 @@ class _Chat:
             common.write(" [interrupted]")
         common.write("\n")
         if self.stats:
-            limit = common.measure_read_bandwidth(self.talk.model.executor)
-            common.note(common.describe_stats(stream.completion.stats, limit))
+            common.note(common.closing_line(self.talk.model, stream.completion.stats))
         if stream.completion.finish == "context":
             common.note("The context is full. /undo, or /reset to go on.")
 
@@ -174,9 +188,9 @@ def chat(
         import readline  # noqa: F401  (gives input() editing and history)
 
         common.note(f"{loaded.path.name}, {loaded.nbytes / 1e9:.2f} GB. /help lists the commands.")
-    while True:
+    for number in count(1):
         try:
-            line = _read_line(interactive)
+            line = _read_line() if interactive else _read_piped(number)
             if line is None or (line.strip() and not _turn(talk, line, interactive)):
                 break
         except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

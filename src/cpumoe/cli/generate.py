@@ -84,8 +84,6 @@ def generate(
         interrupted = True
     common.write("\n")
     if stats:
-        figures = stream.completion.stats
-        limit = common.measure_read_bandwidth(loaded.executor)
-        common.note(common.describe_stats(figures, limit))
+        common.note(common.closing_line(loaded, stream.completion.stats))
     if interrupted:
         raise typer.Exit(130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,9 @@ class Conversation:
 
         def pieces() -> Generator[str, None, None]:
             try:
-                for _, piece in run(model.decoder, [request], stats, progress):
-                    yield piece
+                with closing(run(model.decoder, [request], stats, progress)) as steps:
+                    for _, piece in steps:
+                        yield piece
             finally:
                 answer = "".join(request.pieces)
                 if answer or request.finish:

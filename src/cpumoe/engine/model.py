@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -125,14 +126,18 @@ class Model:
 
         Names as in SamplingParams. `stop` may be a string or a sequence of strings.
         """
+        names = [f.name for f in fields(SamplingParams)]
+        unknown = [name for name in changes if name not in names]
+        if unknown:
+            raise Error(
+                f"generate: sampling parameters must be among {', '.join(names)}; "
+                f"got {', '.join(unknown)}. Check the spelling"
+            )
         known = {k: v for k, v in changes.items() if v is not None}
-        if "stop" in known:
-            stop = known["stop"]
+        stop = known.get("stop", ())
+        if isinstance(stop, str | list):
             known["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        try:
-            return replace(self.defaults.params, **known)
-        except TypeError as e:
-            raise Error(f"generate: {e}") from None
+        return replace(self.defaults.params, **known)
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -140,9 +145,17 @@ class Model:
                 raise Error("prompt: must not be empty; got ''. Write the text to continue")
             return self.tokenizer.encode(prompt)
         try:
-            ids = [operator.index(i) for i in prompt]
+            if isinstance(prompt, bytes | bytearray | memoryview):
+                raise TypeError
+            given = list(prompt)
+            if any(isinstance(i, bool) for i in given):
+                raise TypeError
+            ids = [operator.index(i) for i in given]
         except TypeError:
-            raise Error(f"prompt: must be text or token ids; got {prompt!r:.100}") from None
+            raise Error(
+                f"prompt: must be text or token ids; got {prompt!r:.100}. "
+                "Decode bytes, and pass ids as integers"
+            ) from None
         bad = [i for i in ids if not 0 <= i < self.spec.vocab]
         if bad:
             raise Error(f"prompt: token ids must be in [0, {self.spec.vocab}); got {bad[0]}")
@@ -176,8 +189,9 @@ class Model:
         stats = Stats()
 
         def pieces() -> Generator[str, None, None]:
-            for _, piece in run(self.decoder, [request], stats, progress):
-                yield piece
+            with closing(run(self.decoder, [request], stats, progress)) as steps:
+                for _, piece in steps:
+                    yield piece
 
         return Stream(pieces(), request, stats)
 
@@ -218,7 +232,11 @@ class Model:
             >>> len(model.generate("Once upon a time", max_tokens=8, temperature=0).ids)
             8
         """
-        many = not isinstance(prompt, str) and any(np.ndim(p) or isinstance(p, str) for p in prompt)
+        many = (
+            isinstance(prompt, Iterable)
+            and not isinstance(prompt, str)
+            and any(np.ndim(p) or isinstance(p, str) for p in prompt)
+        )
         params = self.params(**sampling)
         requests = [self.request(p, params) for p in (prompt if many else [prompt])]
         stats = Stats()

@@ -6,7 +6,8 @@ Between two native calls Python only samples and detokenises.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -138,12 +139,22 @@ def run(
     requests: Sequence[Request],
     stats: Stats,
     progress: Progress | None = None,
-) -> Iterator[tuple[int, str]]:
+) -> Generator[tuple[int, str], None, None]:
     """Generate for all requests together; yields (index of the request, new text).
 
     The text may be empty: a token has come, its character has not. `stats` is filled on the way.
-    An exception or a closed iterator leaves every session usable.
+    The sessions are reserved from the first step until the end, an exception or close(); each of
+    these leaves them usable. Raises Error when another generation has one of them.
     """
+    with ExitStack() as reserved:
+        for request in requests:
+            reserved.enter_context(request.session.generating())
+        yield from _steps(decoder, requests, stats, progress)
+
+
+def _steps(
+    decoder: _core.Decoder, requests: Sequence[Request], stats: Stats, progress: Progress | None
+) -> Generator[tuple[int, str], None, None]:
     rows = prefill(decoder, requests, stats, progress)
     active = list(range(len(requests)))
     start = time.perf_counter()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from cpumoe._core import Error
 
 # Candidates that top-p sorts at first; nearly always enough, else eight times as many, and so on.
 _FIRST_SORT = 1024
+# Outside of these a penalty only takes logits out of fp32's range.
+_PENALTIES = (1e-3, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class SamplingParams:
     temperature 0 means greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 mean off.
     seed: None draws differently each time. max_tokens: new tokens at most, None = until the end of
     text or of the context. stop: strings that end the answer and are not part of it.
-    Raises Error for values out of range.
+    Raises Error for values of another type or out of range.
     """
 
     temperature: float = 1.0
@@ -39,19 +42,28 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check types and ranges."""
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            value = getattr(self, name)
+            _require(name, value, _is(value, Real), "a number")
+        for name in ("top_k", "seed", "max_tokens"):
+            value = getattr(self, name)
+            optional = name != "top_k" and value is None
+            _require(name, value, optional or _is(value, Integral), "an integer")
+        _require("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "True or False")
         _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "at least 0")
         _require("top_k", self.top_k, self.top_k >= 0, "at least 0")
         _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
         _require("min_p", self.min_p, 0 <= self.min_p <= 1, "from 0 to 1")
         penalty = self.repetition_penalty
-        _require("repetition_penalty", penalty, 0 < penalty < math.inf, "above 0")
+        low, high = _PENALTIES
+        _require("repetition_penalty", penalty, low <= penalty <= high, f"from {low} to {high:.0f}")
         if self.seed is not None:
             _require("seed", self.seed, self.seed >= 0, "at least 0")
         if self.max_tokens is not None:
             _require("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
-            raise Error(f"stop: must be strings that are not empty; got {self.stop!r:.100}")
+        good = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
+        _require("stop", self.stop, good, "a tuple of strings that are not empty")
 
     @property
     def greedy(self) -> bool:
@@ -59,14 +71,22 @@ class SamplingParams:
         return self.temperature == 0
 
 
-def _require(name: str, value: float, good: bool, must: str) -> None:
+def _is(value: object, kind: type) -> bool:
+    """Whether `value` is a number of that kind; a truth value is none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _require(name: str, value: object, good: bool, must: str) -> None:
     if not good:
-        raise Error(f"{name}: must be {must}; got {value}")
+        shown = f"{value!r:.100}"
+        raise Error(f"{name}: must be {must}; got {shown}. See SamplingParams")
 
 
-def softmax(scores: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Probabilities of `scores` in float64; -inf gives 0."""
-    values = np.exp(scores.astype(np.float64) - float(scores.max()))
+def softmax(scores: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float64]:
+    """Probabilities of `scores` / temperature in float64; -inf gives 0."""
+    behind = scores.astype(np.float64) - float(scores.max())
+    with np.errstate(over="ignore"):  # a tiny temperature: -inf, probability 0
+        values = np.exp(behind / temperature)
     return np.asarray(values / values.sum())
 
 
@@ -76,7 +96,8 @@ def penalise(
     """Divide positive and multiply negative scores of the tokens `seen` by `penalty`; a copy."""
     out = scores.copy()
     values = out[seen]
-    out[seen] = np.where(values < 0, values * np.float32(penalty), values / np.float32(penalty))
+    with np.errstate(over="ignore"):  # `Sampler.next` refuses what becomes infinite
+        out[seen] = np.where(values < 0, values * np.float32(penalty), values / np.float32(penalty))
     return out
 
 
@@ -88,13 +109,12 @@ def candidates(
     scores: fp32 [vocab], after the penalty. At least one token survives. Tokens that tie with the
     k-th best stay, as in Transformers.
     """
-    scores = scores / np.float32(params.temperature)
     if 0 < params.top_k < len(scores):
         kth = np.partition(scores, len(scores) - params.top_k)[len(scores) - params.top_k]
         ids = np.flatnonzero(scores >= kth)
     else:
         ids = np.arange(len(scores))
-    probs = softmax(scores[ids])
+    probs = softmax(scores[ids], float(params.temperature))
     if params.top_p < 1:
         keep = _nucleus(probs, params.top_p)
         ids, probs = ids[keep], probs[keep] / probs[keep].sum()

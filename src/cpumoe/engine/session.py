@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from cpumoe import _core
 from cpumoe._core import Error
@@ -25,6 +27,20 @@ class Session:
     def __init__(self, decoder: _core.Decoder, capacity: int, kv: str) -> None:
         self.cache = _core.KvCache(decoder, capacity, kv)
         self.ids: list[int] = []
+        self._busy = threading.Lock()
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Reserve the session for one generation; Error when another one has it."""
+        if not self._busy.acquire(blocking=False):
+            raise Error(
+                "session: must serve one generation at a time; got a second one before the first "
+                "ended. Finish or close its stream, or use a session for each"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def begin(self, prompt: Sequence[int]) -> list[int]:
         """Keep what `prompt` shares with the cache; returns the tokens still to be computed.

@@ -1,6 +1,5 @@
 // A handful of tokens: the same dot form with several rows at once, so that loads of activations
-// are
-// shared too; bound by FMA, not by memory.
+// are shared too; bound by FMA, not by memory.
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
 #include "kernels/vec/codes_avx2.h"
@@ -8,8 +7,8 @@
 namespace cpumoe::avx2 {
 namespace {
 
-constexpr int64_t kAhead =
-    16384;  // bytes fetched into L2 ahead of their use, rounded up to whole rows
+// Bytes fetched into L2 ahead of their use, rounded up to whole rows.
+constexpr int64_t kAhead = 16384;
 
 // Sums run along K in 8 lanes per (feature, token), added up at the end.
 

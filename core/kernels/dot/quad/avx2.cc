@@ -1,6 +1,6 @@
-// Two to four tokens: one row of memory at a time for all tokens, in spans of K whose activations stay
-// in L1. Strictly one stream per core: two rows read side by side, even prefetched, come at three
-// quarters of the speed (measured, Zen 4).
+// Two to four tokens: one row of memory at a time for all tokens, in spans of K whose activations
+// stay in L1. Strictly one stream per core: two rows read side by side, even prefetched, come at
+// three quarters of the speed (measured, Zen 4).
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
 #include "kernels/vec/codes_avx2.h"
@@ -8,9 +8,9 @@
 namespace cpumoe::avx2 {
 namespace {
 
-constexpr int64_t kSpan = 1024;   // inputs: 4 tokens x 4 KiB beside the stream of weights in L1
-constexpr int64_t kRows = 8;      // rows that take one span after the other
-constexpr int64_t kAhead = 16384; // bytes fetched into L2 ahead of their use, in the order of use
+constexpr int64_t kSpan = 1024;    // inputs: 4 tokens x 4 KiB beside the stream of weights in L1
+constexpr int64_t kRows = 8;       // rows that take one span after the other
+constexpr int64_t kAhead = 16384;  // bytes fetched into L2 ahead of their use, in the order of use
 
 template <class W, int T>
 CPUMOE_INLINE void step16(__m256 lo[T], __m256 hi[T], const char* w, const float* x, int64_t xs) {
@@ -22,7 +22,7 @@ CPUMOE_INLINE void step16(__m256 lo[T], __m256 hi[T], const char* w, const float
   }
 }
 
-// c[t * cs] (+)= one row's products with T tokens over `inputs`; `next`: the bytes to fetch meanwhile.
+// c[t * cs] (+)= one row's products with T tokens over `inputs`; `next`: what to fetch meanwhile.
 template <class W, int T>
 CPUMOE_INLINE void row_span(const char* w, const char* next, int64_t inputs, const float* x,
                             int64_t xs, float* c, int64_t cs, bool first) {
@@ -67,7 +67,7 @@ void features(const DotArgs& a, int64_t m) {
       const int64_t ahead = max64(1, kAhead / max64(64, inputs * W::kBytes));  // spans
       for (int64_t r = 0; r < rows; ++r) {
         const char* p = base + (n + r) * stride + k * W::kBytes;
-        // The span to fetch: further down this block, else of the next span of K, else of the next block.
+        // The span to fetch: further down this block, else at its next inputs, else a block on.
         int64_t row = r + ahead, input = k;
         if (row >= rows) {
           row -= rows;

@@ -1,6 +1,5 @@
-// Few tokens: every weight is read once, in the order of memory, and used for all tokens while it
-// is
-// in a register.
+// One token (rows) or up to four (columns): every weight is read once, in the order of memory, and
+// used for all tokens while it is in a register.
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
 #include "kernels/vec/codes_avx2.h"
@@ -8,15 +7,18 @@
 namespace cpumoe::avx2 {
 namespace {
 
-// ---- rows. Long rows: two at a time, so that loads of activations are shared; one chain of 8 lanes per
-// row. Every second product is added apart: the chain of a line of 64 bytes then takes 14 cycles, which
-// paces the loads just above the speed of memory. Without the pace they overrun the prefetches and a
-// core reads a third less (measured, Zen 4).
+// ---- rows. Long rows: two at a time, so that loads of activations are shared, and one chain of 8
+// lanes per row. Of every 16 inputs one half (W::lo) enters the chain by a fused multiply-add, the
+// other (W::hi) is multiplied apart and added: latencies of 4 and 3 cycles on Zen 4, so that the
+// chain of a line of 64 bytes takes 14 cycles with 2-byte weights, 7 with fp32. This paces the
+// loads just above the speed of memory. Without the pace they overrun the prefetches and a core
+// reads a third less (measured, Zen 4).
 
-constexpr int64_t kAhead = 16384;  // bytes fetched into L2 ahead of their use, rounded up to whole rows
+// Bytes fetched into L2 ahead of their use, rounded up to whole rows.
+constexpr int64_t kAhead = 16384;
 
-// What to fetch while the line at p is used: line n, `ahead` lines further; past the slice, the caller's
-// next one.
+// What to fetch while the row at p is used: row n, `ahead` rows further; past the slice, the
+// caller's next one.
 CPUMOE_INLINE const char* line_ahead(const DotArgs& a, const char* p, int64_t n, int64_t ahead,
                                      int64_t stride) {
   if (n < a.n1) return p + ahead * stride;
@@ -41,8 +43,8 @@ CPUMOE_INLINE void rows_step(__m256 acc[R], const char* w, int64_t stride, const
 
 // c[r] for R features; next: as many bytes from here are fetched as w holds.
 template <class W, int R>
-CPUMOE_INLINE void rows_tile(const char* w, int64_t stride, const float* x, int64_t inputs, float* c,
-                             const char* next) {
+CPUMOE_INLINE void rows_tile(const char* w, int64_t stride, const float* x, int64_t inputs,
+                             float* c, const char* next) {
   constexpr int64_t kLine = 64 / W::kBytes;
   __m256 acc[R];
 #pragma GCC unroll 2
@@ -72,13 +74,13 @@ CPUMOE_INLINE void rows_tile(const char* w, int64_t stride, const float* x, int6
   for (int r = 0; r < R; ++r) c[r] = sum8(acc[r]);
 }
 
-// Rows whose activations leave room in L1 are read one after the other: that is one stream per core,
-// which the hardware fetches; every second line 12 KiB ahead helps it over the borders of pages.
-constexpr int64_t kShortRow = 2048;   // inputs
+// Rows whose activations leave room in L1 are read one after the other: that is one stream per
+// core, which the hardware fetches; every second line 12 KiB ahead helps it over page borders.
+constexpr int64_t kShortRow = 2048;     // inputs
 constexpr int64_t kShortAhead = 12288;  // bytes
 
-// Fetching the second line of a pair stops the hardware from fetching the first (measured: 40 % of the
-// speed), so the pairs must be those of memory, however a tensor lies in its file.
+// Fetching the second line of a pair stops the hardware from fetching the first (measured: 40 % of
+// the speed), so the pairs must be those of memory, however a tensor lies in its file.
 CPUMOE_INLINE const char* pair_of(const char* p) {
   return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t(127));
 }
@@ -145,8 +147,7 @@ void rows(const DotArgs& a) {
 }
 
 // ---- columns: blocks of `kInputs` rows of memory; sums of 16 features run down a block in
-// registers
-// and lie in the tile between blocks, in the order of W::lo and W::hi.
+// registers and lie in the tile between blocks, in the order of W::lo and W::hi.
 
 constexpr int64_t kInputs = 64;
 
