@@ -3,8 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -163,28 +165,28 @@ TEST(oversubscription_wakes_few_workers) {
 
 TEST(callers_take_turns) {
   Executor executor(machine_with(4), options_with(3));
-  std::atomic<int> owner{-1};
-  std::atomic<int> mixed{0};
+  std::array<std::atomic<int>, 4> running{};  // tasks of each caller that are being run
+  std::atomic<int> mixed{0}, lost{0};
   std::vector<std::thread> callers;
-  for (int caller = 0; caller < 4; ++caller) {
+  for (size_t caller = 0; caller < running.size(); ++caller) {
     callers.emplace_back([&, caller] {
       for (int i = 0; i < 200; ++i) {
         int64_t sum[8] = {};
         executor.parallel(8, [&](int64_t task, int) {
-          int none = -1;
-          if (!owner.compare_exchange_strong(none, caller) && none != caller) mixed.fetch_add(1);
+          running[caller].fetch_add(1);
+          for (size_t other = 0; other < running.size(); ++other) {
+            if (other != caller && running[other].load() != 0) mixed.fetch_add(1);
+          }
           sum[task] = task;
-          if (task == 7) owner.store(-1);
+          running[caller].fetch_sub(1);
         });
-        int64_t total = 0;
-        for (int64_t s : sum) total += s;
-        if (total != 28) mixed.fetch_add(1);
-        owner.store(-1);
+        if (std::accumulate(sum, sum + 8, int64_t(0)) != 28) lost.fetch_add(1);
       }
     });
   }
   for (std::thread& t : callers) t.join();
   CHECK_EQ(mixed.load(), 0);
+  CHECK_EQ(lost.load(), 0);
 }
 
 TEST(starts_and_stops_at_any_moment) {
