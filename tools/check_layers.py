@@ -85,7 +85,8 @@ def check_include(path: str, room: str, quote: str, name: str) -> str | None:
         return f'{room}/ may not include "{name}"'
     if room == target == "kernels":
         own, other = path.split("/")[1], parts[1]
-        if other not in SHARED_KERNEL_ROOMS | {own} and not (test_code or own == "testing"):
+        shared = len(parts) == 2 or other in SHARED_KERNEL_ROOMS  # kernels/*.h belong to no room
+        if not shared and other != own and not (test_code or own == "testing"):
             return f'kernels/{own}/ may not include another room\'s "{name}"'
     return None
 

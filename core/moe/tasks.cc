@@ -3,8 +3,7 @@
 namespace cpumoe {
 namespace {
 
-// Long streams are faster: on two Zen 4 cores slices of 128 KiB, 512 KiB and 1 MiB reached 60, 77
-// and 80 % of the read bandwidth (Qwen3-30B shape, one token); beyond that nothing is gained.
+// Long streams are faster, up to about 1 MiB (`moe_moe_bench tokens=1` with other values here).
 constexpr int64_t kMostBytes = 1 << 20;
 // 2 us of one core: what starting a task may cost.
 constexpr int64_t kLeastBytes = 32 << 10;

@@ -69,6 +69,7 @@ def test_line_number_is_that_of_the_edge(tmp_path: Path) -> None:
         ("core/kernels/dot/a_test.cc", '#include "kernels/act/act.h"'),
         ("core/kernels/dot/avx2.cc", "#include <immintrin.h>"),
         ("core/kernels/dot/a.cc", '#include "kernels/vec/avx2.h"'),
+        ("core/kernels/act/a.cc", '#include "kernels/select.h"'),
         ("bindings/a.cc", '#include "arrays.h"'),
         ("bindings/a.cc", "#include <nanobind/nanobind.h>"),
         ("src/cpumoe/engine/a.py", "from cpumoe import Error, _core, moe"),

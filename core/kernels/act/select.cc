@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "kernels/act/act.h"
+#include "kernels/select.h"
 
 namespace cpumoe {
 
@@ -38,12 +39,7 @@ const ActKernel* act_kernels(int* count) {
   return kKernels;
 }
 
-const ActKernel* select_act(IsaSet isa) {
-  for (const ActKernel& k : kKernels) {
-    if (isa.has(k.isa)) return &k;
-  }
-  return nullptr;
-}
+const ActKernel* select_act(IsaSet isa) { return first_usable(kKernels, isa); }
 
 bool find_act(const char* name, ActKind* kind) {
   for (const Name& n : kNames) {

@@ -3,7 +3,7 @@
 #include <cfloat>
 
 #include "kernels/attend/attend.h"
-#include "kernels/vec/avx2_codes.h"
+#include "kernels/vec/avx2_lanes.h"
 #include "kernels/vec/math.h"
 
 namespace cpumoe::avx2 {

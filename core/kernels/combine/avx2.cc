@@ -1,5 +1,5 @@
 #include "kernels/combine/combine.h"
-#include "kernels/vec/avx2_codes.h"
+#include "kernels/vec/avx2_lanes.h"
 
 namespace cpumoe::avx2 {
 

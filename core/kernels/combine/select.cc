@@ -1,4 +1,5 @@
 #include "kernels/combine/combine.h"
+#include "kernels/select.h"
 
 namespace cpumoe {
 
@@ -22,11 +23,6 @@ const CombineKernel* combine_kernels(int* count) {
   return kKernels;
 }
 
-const CombineKernel* select_combine(IsaSet isa) {
-  for (const CombineKernel& k : kKernels) {
-    if (isa.has(k.isa)) return &k;
-  }
-  return nullptr;
-}
+const CombineKernel* select_combine(IsaSet isa) { return first_usable(kKernels, isa); }
 
 }  // namespace cpumoe

@@ -1,7 +1,7 @@
 #include <immintrin.h>
 
 #include "kernels/norm/norm.h"
-#include "kernels/vec/avx2_codes.h"
+#include "kernels/vec/avx2_lanes.h"
 
 namespace cpumoe::avx2 {
 namespace {

@@ -1,4 +1,5 @@
 #include "kernels/norm/norm.h"
+#include "kernels/select.h"
 
 namespace cpumoe {
 
@@ -22,11 +23,6 @@ const NormKernel* norm_kernels(int* count) {
   return kKernels;
 }
 
-const NormKernel* select_norm(IsaSet isa) {
-  for (const NormKernel& k : kKernels) {
-    if (isa.has(k.isa)) return &k;
-  }
-  return nullptr;
-}
+const NormKernel* select_norm(IsaSet isa) { return first_usable(kKernels, isa); }
 
 }  // namespace cpumoe

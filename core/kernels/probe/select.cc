@@ -1,4 +1,5 @@
 #include "kernels/probe/probe.h"
+#include "kernels/select.h"
 
 namespace cpumoe {
 
@@ -25,10 +26,7 @@ const ProbeKernel* probe_kernels(int* count) {
 const ProbeKernel* select_probe(IsaSet isa) {
   int count = 0;
   const ProbeKernel* kernels = probe_kernels(&count);
-  for (int i = 0; i < count; ++i) {
-    if (isa.has(kernels[i].isa)) return kernels + i;
-  }
-  return nullptr;
+  return first_usable(kernels, count, isa);
 }
 
 }  // namespace cpumoe

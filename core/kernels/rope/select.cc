@@ -1,4 +1,5 @@
 #include "kernels/rope/rope.h"
+#include "kernels/select.h"
 
 namespace cpumoe {
 
@@ -22,11 +23,6 @@ const RopeKernel* rope_kernels(int* count) {
   return kKernels;
 }
 
-const RopeKernel* select_rope(IsaSet isa) {
-  for (const RopeKernel& k : kKernels) {
-    if (isa.has(k.isa)) return &k;
-  }
-  return nullptr;
-}
+const RopeKernel* select_rope(IsaSet isa) { return first_usable(kKernels, isa); }
 
 }  // namespace cpumoe

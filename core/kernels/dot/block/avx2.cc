@@ -3,7 +3,7 @@
 // columns: features in lanes (24 of them), activations broadcast, tile m_major.
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
-#include "kernels/vec/codes_avx2.h"
+#include "kernels/vec/avx2_decode.h"
 
 namespace cpumoe::avx2 {
 namespace {

@@ -2,7 +2,7 @@
 // are shared too; bound by FMA, not by memory.
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
-#include "kernels/vec/codes_avx2.h"
+#include "kernels/vec/avx2_decode.h"
 
 namespace cpumoe::avx2 {
 namespace {

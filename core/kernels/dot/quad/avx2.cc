@@ -1,9 +1,8 @@
 // Two to four tokens: one row of memory at a time for all tokens, in spans of K whose activations
-// stay in L1. Strictly one stream per core: two rows read side by side, even prefetched, come at
-// three quarters of the speed (measured, Zen 4).
+// stay in L1. Strictly one stream per core: rows read side by side come slower, even prefetched.
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
-#include "kernels/vec/codes_avx2.h"
+#include "kernels/vec/avx2_decode.h"
 
 namespace cpumoe::avx2 {
 namespace {

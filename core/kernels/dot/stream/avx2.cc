@@ -2,7 +2,7 @@
 // used for all tokens while it is in a register.
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
-#include "kernels/vec/codes_avx2.h"
+#include "kernels/vec/avx2_decode.h"
 
 namespace cpumoe::avx2 {
 namespace {
@@ -11,8 +11,8 @@ namespace {
 // lanes per row. Of every 16 inputs one half (W::lo) enters the chain by a fused multiply-add, the
 // other (W::hi) is multiplied apart and added: latencies of 4 and 3 cycles on Zen 4, so that the
 // chain of a line of 64 bytes takes 14 cycles with 2-byte weights, 7 with fp32. This paces the
-// loads just above the speed of memory. Without the pace they overrun the prefetches and a core
-// reads a third less (measured, Zen 4).
+// loads just above the speed of memory; unpaced they overrun the prefetches (compare by editing
+// kFused below and running `kernels_dot_dot_bench`).
 
 // Bytes fetched into L2 ahead of their use, rounded up to whole rows.
 constexpr int64_t kAhead = 16384;
@@ -79,8 +79,8 @@ CPUMOE_INLINE void rows_tile(const char* w, int64_t stride, const float* x, int6
 constexpr int64_t kShortRow = 2048;     // inputs
 constexpr int64_t kShortAhead = 12288;  // bytes
 
-// Fetching the second line of a pair stops the hardware from fetching the first (measured: 40 % of
-// the speed), so the pairs must be those of memory, however a tensor lies in its file.
+// Fetching the second line of a pair keeps the hardware from fetching the first, so the pairs must
+// be those of memory, however a tensor lies in its file.
 CPUMOE_INLINE const char* pair_of(const char* p) {
   return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t(127));
 }

@@ -5,7 +5,7 @@
 
 #include "base/types.h"
 #include "kernels/vec/avx2.h"
-#include "kernels/vec/codes_avx2.h"
+#include "kernels/vec/avx2_decode.h"
 
 namespace cpumoe::avx2 {
 
