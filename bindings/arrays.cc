@@ -174,11 +174,14 @@ Array take_array(nb::handle source, const char* where, const std::string& name, 
     return a;
   }
   a.format = cpumoe::find_format(format);
-  require(a.format != nullptr, where, name, " must have a known format; got \"", format,
-          "\". See the table of formats");
-  require(a.owner.dtype().bits == cpumoe::code_bits(a.format->code), where, name,
-          " must have units of ", cpumoe::code_bits(a.format->code), " bits to be read as ", format,
-          "; got ", a.dtype, ". View it as an unsigned integer of that width");
+  const bool byte = format == "e4m3" || format == "e8m0";
+  require(byte || (a.format != nullptr && cpumoe::is_float(a.format->code)), where, name,
+          " must be read as fp32, fp16, bf16, e4m3 or e8m0; got \"", format,
+          "\". Pass quantised weights as a cpumoe.Weight");
+  const size_t bits = byte ? 8 : cpumoe::code_bits(a.format->code);
+  require(a.owner.dtype().bits == bits, where, name, " must have units of ", bits,
+          " bits to be read as ", format, "; got ", a.dtype,
+          ". View it as an unsigned integer of that width");
   a.dtype = format;
   return a;
 }
@@ -272,6 +275,14 @@ Extent extent(const Array& a) {
   for (size_t i = 0; i < a.ndim(); ++i)
     (a.strides[i] < 0 ? first : last) += (a.shape[i] - 1) * a.strides[i];
   return {lo + first * size, lo + (last + 1) * size};
+}
+
+std::optional<cpumoe::ActClass> take_act_class(const std::string& name, const char* where) {
+  if (name == "fp32") return cpumoe::ActClass::fp32;
+  if (name == "int8") return cpumoe::ActClass::int8;
+  require(name == "auto", where, "the activation class must be \"auto\", \"fp32\" or \"int8\"; got \"",
+          name, "\". auto: each weight format's own");
+  return {};
 }
 
 cpumoe::Layout take_layout(const std::string& layout, const char* where) {

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,6 +59,8 @@ cpumoe::VectorView vector_view(const Array& a, int64_t index, const char* where,
 using Extent = std::pair<const char*, const char*>;
 Extent extent(const Array& a);
 
+// "auto" (absent: each format's own), "fp32" or "int8".
+std::optional<cpumoe::ActClass> take_act_class(const std::string& name, const char* where);
 // "rows" or "columns".
 cpumoe::Layout take_layout(const std::string& layout, const char* where);
 

@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "bindings.h"
 #include "decoder/decoder.h"
+#include "weights.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -71,7 +72,10 @@ Tensor take_tensor(nb::handle ref, size_t rank) {
             ". Check the checkpoint");
     elements *= s;
   }
-  const int64_t need = elements * int64_t(cpumoe::code_bits(t.format->code)) / 8;
+  require(!t.format->scaled(), name.c_str(), "format ", format,
+          " has scales, which a TensorRef has not; got one. Make it a cpumoe.Weight");
+  const int64_t length = t.shape.empty() ? 1 : t.shape.back();
+  const int64_t need = elements / length * cpumoe::line_bytes(t.format->code, length);
   require(bytes.shape[0] == need, name.c_str(), "shape and format take ", need, " bytes; got ",
           bytes.shape[0], ". Check the checkpoint");
   t.data = bytes.data;
@@ -79,6 +83,10 @@ Tensor take_tensor(nb::handle ref, size_t rank) {
 }
 
 WeightView take_weight(nb::handle ref) {
+  if (const PyWeight* weight = find_weight(ref)) {
+    require(!weight->stacked, "ModelSpec", "a linear layer's weight must be [N, K]; got [E, N, K]");
+    return weight->views[0];
+  }
   const Tensor t = take_tensor(ref, 2);
   WeightView w;
   w.format = t.format;
@@ -91,6 +99,8 @@ WeightView take_weight(nb::handle ref) {
 VectorView take_vector(nb::handle ref) {
   if (ref.is_none()) return {};
   const Tensor t = take_tensor(ref, 1);
+  require(cpumoe::is_float(t.format->code), "ModelSpec",
+          "vectors must be fp32, fp16 or bf16; got ", t.format->name, ". Check the checkpoint");
   return {t.data, t.format->code, t.shape[0], 1};
 }
 
@@ -101,7 +111,13 @@ cpumoe::Linear take_linear(nb::handle linear) {
 
 std::vector<WeightView> take_weights(nb::object refs) {
   std::vector<WeightView> views;
-  for (nb::handle ref : refs) views.push_back(take_weight(ref));
+  for (nb::handle ref : refs) {
+    if (const PyWeight* weight = find_weight(ref)) {  // one expert's, or a stack of them
+      views.insert(views.end(), weight->views.begin(), weight->views.end());
+    } else {
+      views.push_back(take_weight(ref));
+    }
+  }
   return views;
 }
 
@@ -128,6 +144,26 @@ cpumoe::RouterKind take_router_kind(const std::string& kind) {
   return cpumoe::RouterKind::sigmoid;
 }
 
+std::vector<VectorView> take_vectors(nb::object refs) {
+  std::vector<VectorView> views;
+  for (nb::handle ref : refs) views.push_back(take_vector(ref));
+  return views;
+}
+
+cpumoe::LatentSpec take_latent(nb::handle l) {
+  cpumoe::LatentSpec s;
+  if (l.is_none()) return s;
+  s.rank = get<int64_t>(l, "rank");
+  s.value_dim = get<int64_t>(l, "value_dim");
+  s.norm_eps = get<float>(l, "norm_eps");
+  s.norm = take_vector(l.attr("norm"));
+  s.q_a = take_linear(l.attr("q_a"));
+  s.q_norm = take_vector(l.attr("q_norm"));
+  s.k_up = take_weights(l.attr("k_up"));
+  s.v_up = take_weights(l.attr("v_up"));
+  return s;
+}
+
 cpumoe::AttentionSpec take_attention(nb::handle a) {
   cpumoe::AttentionSpec s;
   s.heads = get<int64_t>(a, "heads");
@@ -146,12 +182,18 @@ cpumoe::AttentionSpec take_attention(nb::handle a) {
   s.inv_freq = get<std::vector<float>>(a, "inv_freq");
   s.rope_dims = int64_t(s.inv_freq.size()) * 2;
   s.rope_scale = get<float>(a, "rope_scale");
+  s.rope_interleaved = get<bool>(a, "rope_interleaved");
+  s.sinks = take_vector(a.attr("sinks"));
+  s.latent = take_latent(a.attr("latent"));
   return s;
 }
 
 cpumoe::FfnSpec take_ffn(nb::handle f) {
   cpumoe::FfnSpec s;
-  s.act = s.expert_act = take_activation(get<std::string>(f, "activation"));
+  s.act = take_activation(get<std::string>(f, "activation"));
+  s.act.alpha = get<float>(f, "alpha");
+  s.act.limit = get<float>(f, "limit");
+  s.expert_act = s.act;
   const nb::object router = f.attr("router");
   s.routed = !router.is_none();
   s.gate = take_linear(f.attr("gate"));
@@ -164,10 +206,18 @@ cpumoe::FfnSpec take_ffn(nb::handle f) {
   s.router.renormalize = get<bool>(router, "renormalize");
   s.router.norm_eps = get<float>(router, "norm_eps");
   s.router.scale = get<float>(router, "scale");
+  s.router.groups = get<int32_t>(router, "groups");
+  s.router.top_groups = get<int32_t>(router, "top_groups");
+  s.router.group_max = get<bool>(router, "group_max");
   s.router_w = take_linear(f.attr("router_w"));
+  s.correction = take_vector(f.attr("correction"));
+  s.interleaved = get<bool>(f, "interleaved");
   s.expert_gate = take_weights(f.attr("expert_gate"));
   s.expert_up = take_weights(f.attr("expert_up"));
   s.expert_down = take_weights(f.attr("expert_down"));
+  s.expert_gate_bias = take_vectors(f.attr("expert_gate_bias"));
+  s.expert_up_bias = take_vectors(f.attr("expert_up_bias"));
+  s.expert_down_bias = take_vectors(f.attr("expert_down_bias"));
   s.shared_gate = take_linear(f.attr("shared_gate"));
   s.shared_up = take_linear(f.attr("shared_up"));
   s.shared_down = take_linear(f.attr("shared_down"));
@@ -181,6 +231,7 @@ cpumoe::ModelSpec take_model(nb::handle m) {
   s.hidden = get<int64_t>(m, "hidden");
   s.max_tokens = get<int64_t>(m, "max_tokens");
   s.norm_eps = get<float>(m, "norm_eps");
+  s.act_class = take_act_class(get<std::string>(m, "act_class"), "ModelSpec");
   s.embed = take_weight(m.attr("embed"));
   s.final_norm = take_vector(m.attr("final_norm"));
   s.head = take_linear(m.attr("head"));
@@ -198,7 +249,7 @@ cpumoe::ModelSpec take_model(nb::handle m) {
 
 cpumoe::Code take_kv_code(const std::string& kv) {
   const cpumoe::Format* f = cpumoe::find_format(kv);
-  require(f != nullptr && f->scale_rows == 0, "kv", "must be fp16, bf16 or fp32; got ", kv);
+  require(f != nullptr && cpumoe::is_float(f->code), "kv", "must be fp16, bf16 or fp32; got ", kv);
   return f->code;
 }
 

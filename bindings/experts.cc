@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "weights.h"
 
 namespace nb = nanobind;
 
@@ -24,25 +25,48 @@ using cpumoe::require;
 using cpumoe::VectorView;
 using cpumoe::WeightView;
 
-// One weight or bias argument: an array with a leading expert dimension, or one array per expert.
+constexpr const char* kExperts = "Experts";
+
+// One weight or bias argument: an array with a leading expert dimension, or one array per expert;
+// or the same of Weights, whose views are then all there is.
 struct Source {
   std::string name;
   std::vector<Array> arrays;
   bool stacked = false;
+  std::vector<WeightView> views;
 
   bool present() const { return !arrays.empty(); }
-  int64_t experts() const { return stacked ? arrays[0].shape[0] : int64_t(arrays.size()); }
+  int64_t experts() const {
+    if (!views.empty()) return int64_t(views.size());
+    return stacked ? arrays[0].shape[0] : int64_t(arrays.size());
+  }
 };
 
-constexpr const char* kExperts = "Experts";
+// Takes a Weight's views and owners; false when `h` is none.
+bool take_native(Source& s, nb::handle h, bool stacked, Layout layout) {
+  const PyWeight* w = find_weight(h);
+  if (w == nullptr) return false;
+  require(w->stacked == stacked, kExperts, s.name, " must be ",
+          stacked ? "[E, N, K]" : "[N, K] for one expert", "; got a Weight of ",
+          w->stacked ? 3 : 2, " dimensions. For one Weight per expert pass a list");
+  require(w->views[0].layout == layout, kExperts, s.name,
+          " must have the layout of the experts; got a Weight in the other one. Pass layout=");
+  s.views.insert(s.views.end(), w->views.begin(), w->views.end());
+  s.arrays.insert(s.arrays.end(), w->owners.begin(), w->owners.end());
+  return true;
+}
 
-Source take_source(nb::handle h, const char* name, size_t dims) {
+Source take_source(nb::handle h, const char* name, size_t dims, Layout layout) {
   Source s;
   s.name = name;
-  if (h.is_none()) return s;
+  if (h.is_none() || take_native(s, h, true, layout)) return s;
   if (nb::isinstance<nb::list>(h)) {
-    for (nb::handle item : nb::cast<nb::list>(h))
+    for (nb::handle item : nb::cast<nb::list>(h)) {
+      if (take_native(s, item, false, layout)) continue;
+      require(s.views.empty(), kExperts, name,
+              " must hold Weights only, or arrays only; got both. Wrap the arrays");
       s.arrays.push_back(take_array(item, kExperts, concat(name, "[", s.arrays.size(), "]")));
+    }
     require(!s.arrays.empty(), kExperts, name,
             " must hold one array per expert; got none. Pass at least one");
     return s;
@@ -65,6 +89,7 @@ const void* advance(const void* p, Code code, int64_t elements) {
 }
 
 std::vector<WeightView> weights_of(const Source& s, Layout layout) {
+  if (!s.views.empty()) return s.views;
   std::vector<WeightView> out;
   if (!s.stacked) {
     for (const Array& a : s.arrays)
@@ -93,13 +118,6 @@ std::vector<VectorView> vectors_of(const Source& s) {
   return out;
 }
 
-// Features [n0, n0 + n) of a weight.
-WeightView features(WeightView w, int64_t n0, int64_t n) {
-  w.data = advance(w.data, w.format->code, w.layout == Layout::rows ? n0 * w.stride : n0);
-  w.n = n;
-  return w;
-}
-
 void require_even(int64_t n, const std::string& name) {
   require(n % 2 == 0, kExperts, name, " must have an even number of features, gate and up; got ", n,
           ". Use gate= and up= for separate arrays");
@@ -109,8 +127,8 @@ void require_even(int64_t n, const std::string& name) {
 void split_halves(std::vector<WeightView>& gate, std::vector<WeightView>& up) {
   for (WeightView& w : gate) {
     const int64_t half = w.n / 2;
-    up.push_back(features(w, half, half));
-    w = features(w, 0, half);
+    up.push_back(take_features(w, half, half, kExperts, "up, features"));
+    w = take_features(w, 0, half, kExperts, "gate, features");
   }
 }
 
@@ -140,11 +158,13 @@ std::unique_ptr<PyExperts> make_experts(nb::object gate_up, nb::object gate, nb:
   auto x = std::make_unique<PyExperts>();
   const Layout layout = take_layout(layout_name, kExperts);
   x->layout = layout;
-  Source gu = take_source(gate_up, "gate_up", 3), g = take_source(gate, "gate", 3),
-         u = take_source(up, "up", 3), d = take_source(down, "down", 3),
-         gub = take_source(gate_up_bias, "gate_up_bias", 2),
-         gb = take_source(gate_bias, "gate_bias", 2), ub = take_source(up_bias, "up_bias", 2),
-         db = take_source(down_bias, "down_bias", 2);
+  const auto take = [&](nb::handle h, const char* name, size_t dims) {
+    return take_source(h, name, dims, layout);
+  };
+  Source gu = take(gate_up, "gate_up", 3), g = take(gate, "gate", 3), u = take(up, "up", 3),
+         d = take(down, "down", 3), gub = take(gate_up_bias, "gate_up_bias", 2),
+         gb = take(gate_bias, "gate_bias", 2), ub = take(up_bias, "up_bias", 2),
+         db = take(down_bias, "down_bias", 2);
 
   require(d.present(), kExperts,
           "down must be given; got None. Pass the weights of the second product");

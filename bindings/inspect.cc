@@ -43,6 +43,7 @@ nb::list kernels() {
     d["layout"] = dot[i].layout == cpumoe::Layout::rows ? "rows" : "columns";
     d["m_min"] = dot[i].m_min;
     d["m_max"] = dot[i].m_max;
+    d["act_class"] = cpumoe::act_class_name(dot[i].act_class);
     d["act_layout"] = dot[i].act_layout;
     list.append(d);
   }
@@ -61,14 +62,39 @@ nb::list kernels() {
   return list;
 }
 
-nb::tuple select_dot(const std::string& format, const std::string& layout, int64_t tokens) {
+// formats.inc as data.
+nb::list formats() {
+  nb::list list;
+  int count = 0;
+  const cpumoe::Format* rows = cpumoe::formats(&count);
+  for (int i = 0; i < count; ++i) {
+    const cpumoe::Format& f = rows[i];
+    const cpumoe::CodeBlock block = cpumoe::code_block(f.code);
+    nb::dict d;
+    d["name"] = f.name;
+    d["code"] = cpumoe::code_name(f.code);
+    d["block_elements"] = block.elements;
+    d["block_lines"] = block.lines;
+    d["block_bytes"] = block.bytes;
+    d["scale_rows"] = f.scale_rows == cpumoe::kWhole ? -1 : f.scale_rows;
+    d["scale_cols"] = f.scale_cols == cpumoe::kWhole ? -1 : f.scale_cols;
+    d["zeros"] = cpumoe::zero_rule_name(f.zeros);
+    d["act_class"] = cpumoe::act_class_name(f.act_class);
+    list.append(d);
+  }
+  return list;
+}
+
+nb::tuple select_dot(const std::string& format, const std::string& layout, int64_t tokens,
+                     const std::string& activations) {
   const cpumoe::Format* f = cpumoe::find_format(format);
   cpumoe::require(f != nullptr, "select_dot", "format must be a known one; got ", format,
                   ". See formats.inc");
   std::string why;
+  const cpumoe::ActClass act_class =
+      cpumoe::class_for(*f, take_act_class(activations, "select_dot"));
   const cpumoe::DotKernel* k = cpumoe::select_dot(
-      {f->code, take_layout(layout, "select_dot"), cpumoe::ActClass::fp32, tokens}, process_isa(),
-      &why);
+      {f->code, take_layout(layout, "select_dot"), act_class, tokens}, process_isa(), &why);
   return nb::make_tuple(k == nullptr ? nb::none() : nb::object(nb::str(k->name)), why);
 }
 
@@ -95,7 +121,11 @@ void bind_inspect(nb::module_& m) {
   m.def("kernels", &kernels,
         "All compiled-in kernels, best first within a room: dicts with room, name, isa; dot also with\n"
         "code, layout, act_layout and the tokens per expert it is for (m_min..m_max).");
-  m.def("select_dot", &select_dot, "format"_a, "layout"_a, "tokens"_a,
+  m.def("formats", &formats,
+        "The table of weight formats: dicts with name, code, the code's block (block_elements of a\n"
+        "line, block_lines, block_bytes), scale_rows and scale_cols (features and inputs that share a\n"
+        "scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default).");
+  m.def("select_dot", &select_dot, "format"_a, "layout"_a, "tokens"_a, "activations"_a = "auto",
         "(name, why): the dot kernel for an expert with `tokens` tokens, None when there is none; why\n"
         "names the candidates before it and what refused them.");
   m.def("selected", &selected, "Chosen kernel of every other room, by name.");

@@ -17,6 +17,7 @@
 #include "experts.h"
 #include "kernels/topk/topk.h"
 #include "moe/moe.h"
+#include "weights.h"
 
 namespace nb = nanobind;
 
@@ -137,8 +138,9 @@ std::vector<int64_t> like(const Array& x, int64_t last) {
 
 void py_moe(nb::handle x_source, const PyExperts& experts, nb::handle ids_source,
             nb::handle weights_source, nb::handle out_source, cpumoe::Executor& executor,
-            bool skip_sentinel) {
+            bool skip_sentinel, const std::string& act_class) {
   const char* where = "moe";
+  const std::optional<cpumoe::ActClass> asked = take_act_class(act_class, where);
   const cpumoe::ExpertsView& view = experts.view;
   const Array x = take_array(x_source, where, "x"), ids = take_array(ids_source, where, "ids"),
               weights = take_array(weights_source, where, "weights"),
@@ -171,26 +173,38 @@ void py_moe(nb::handle x_source, const PyExperts& experts, nb::handle ids_source
   args.out_code = om.code;
   args.out_stride = om.stride;
   args.accumulate = false;
+  args.act_class = asked;
   Lease workspace;
   cpumoe::moe(args, process_isa(), workspace.get(), executor);
 }
 
 void py_linear(nb::handle x_source, nb::handle w_source, nb::handle bias_source,
-               const std::string& layout, nb::handle out_source, cpumoe::Executor& executor) {
+               const std::string& layout, nb::handle out_source, cpumoe::Executor& executor,
+               const std::string& act_class) {
   const char* where = "linear";
-  const Array x = take_array(x_source, where, "x"), w = take_array(w_source, where, "w"),
-              out = take_array(out_source, where, "out", true);
+  const std::optional<cpumoe::ActClass> asked = take_act_class(act_class, where);
+  const Array x = take_array(x_source, where, "x"), out = take_array(out_source, where, "out", true);
   Array bias;
-  const WeightView wv = weight_view(w, take_layout(layout, where), where, "w");
+  std::vector<Array> owners;
+  WeightView wv;
+  if (const PyWeight* weight = find_weight(w_source)) {
+    require(!weight->stacked, where, "w must be one matrix [N, K]; got a stack [E, N, K]. ",
+            "Pass one expert's Weight");
+    owners = weight->owners;
+    wv = weight->views[0];
+  } else {
+    owners.push_back(take_array(w_source, where, "w"));
+    wv = weight_view(owners[0], take_layout(layout, where), where, "w");
+  }
   const MatrixView xm = matrix_view(x, where, "x");
   require(xm.cols == wv.k, where, "x must have as many features as w has inputs, ", wv.k, "; got ",
           xm.cols, ". Check layout=\"", layout, "\"");
-  require(wv.k > 0 && wv.n > 0, where, "w must not be empty; got ", w.describe(),
+  require(wv.k > 0 && wv.n > 0, where, "w must not be empty; got [", wv.n, ", ", wv.k, "]",
           ". Pass at least one feature");
   require_shape(out, like(x, wv.n), where, "out", "[..., N]");
   const MatrixView om = matrix_view(out, where, "out");
   require_apart(out, extent(x), where, "x");
-  require_apart(out, extent(w), where, "w");
+  for (const Array& owner : owners) require_apart(out, extent(owner), where, "w");
   cpumoe::LinearOp op{&wv, {}, nullptr, 0};
   if (!bias_source.is_none()) {
     bias = take_array(bias_source, where, "bias");
@@ -212,7 +226,7 @@ void py_linear(nb::handle x_source, nb::handle w_source, nb::handle bias_source,
   }
   {
     Lease workspace;
-    cpumoe::linear({&op, 1}, xm, cpumoe::ActClass::fp32, process_isa(), workspace.get(), executor);
+    cpumoe::linear({&op, 1}, xm, asked, process_isa(), workspace.get(), executor);
   }
   if (om.code == Code::f32) return;
   for (int64_t t = 0; t < xm.rows; ++t)
@@ -309,12 +323,13 @@ cpumoe::IsaSet process_isa() {
 }
 
 void bind_ops(nb::module_& m) {
+  bind_weights(m);
   bind_experts(m);
   m.def("empty_like", &py_empty_like, nb::arg("x"), nb::arg("shape"));
   m.def("moe", &py_moe, nb::arg("x"), nb::arg("experts"), nb::arg("ids"), nb::arg("weights"),
-        nb::arg("out"), nb::arg("executor"), nb::arg("skip_sentinel"));
+        nb::arg("out"), nb::arg("executor"), nb::arg("skip_sentinel"), nb::arg("act_class"));
   m.def("linear", &py_linear, nb::arg("x"), nb::arg("w"), nb::arg("bias").none(), nb::arg("layout"),
-        nb::arg("out"), nb::arg("executor"));
+        nb::arg("out"), nb::arg("executor"), nb::arg("act_class"));
   m.def("route", &py_route, nb::arg("logits"), nb::arg("k"), nb::arg("kind"),
         nb::arg("renormalize"), nb::arg("norm_eps"), nb::arg("scale"), nb::arg("correction").none(),
         nb::arg("groups"), nb::arg("top_groups"), nb::arg("group_max"), nb::arg("ids"),

@@ -34,6 +34,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 PYTHON_LAYERS: list[set[str]] = [
     {"_core"},
     {"_arrays"},
+    {"weight"},
     {"ops"},
     {"checkpoint"},
     {"models"},

@@ -16,13 +16,43 @@ struct fp16 {
   uint16_t bits;
 };
 
-// How one stored element is read. Kernels are written per code, never per named format.
-enum class Code : uint8_t { f32, f16, bf16 };
+// How stored elements are read (codes.inc).
+enum class Code : uint8_t {
+#define CPUMOE_CODE(code, name, elements, lines, bytes) code,
+#include "base/codes.inc"
+#undef CPUMOE_CODE
+};
 
-CPUMOE_INLINE size_t code_bits(Code c) { return c == Code::f32 ? 32 : 16; }
-CPUMOE_INLINE const char* code_name(Code c) {
-  return c == Code::f32 ? "fp32" : c == Code::f16 ? "fp16" : "bf16";
+// Elements of a line and lines in a block, and its bytes.
+struct CodeBlock {
+  int32_t elements, lines, bytes;
+};
+CPUMOE_INLINE constexpr CodeBlock code_block(Code c) {
+  switch (c) {
+#define CPUMOE_CODE(code, name, elements, lines, bytes) \
+  case Code::code:                                      \
+    return {elements, lines, bytes};
+#include "base/codes.inc"
+#undef CPUMOE_CODE
+  }
+  return {1, 1, 0};
 }
+CPUMOE_INLINE const char* code_name(Code c) {
+  switch (c) {
+#define CPUMOE_CODE(code, name, elements, lines, bytes) \
+  case Code::code:                                      \
+    return name;
+#include "base/codes.inc"
+#undef CPUMOE_CODE
+  }
+  return "";
+}
+// fp32, fp16, bf16: what activations, biases and norms may be.
+CPUMOE_INLINE constexpr bool is_float(Code c) {
+  return c == Code::f32 || c == Code::f16 || c == Code::bf16;
+}
+// Of a code with one element to a block.
+CPUMOE_INLINE size_t code_bits(Code c) { return size_t(code_block(c).bytes) * 8; }
 
 CPUMOE_INLINE float bits_to_float(uint32_t u) {
   float f;
@@ -62,7 +92,21 @@ CPUMOE_INLINE fp16 to_fp16(float f) {
   }
   return {uint16_t(sign | ((a + 0xfffu + ((a >> 13) & 1u) - 0x38000000u) >> 13))};
 }
-// Element i of an array of `c`.
+// NaN = 0x7f, 0xff. Through fp16, which holds every e4m3 value times 2^-8.
+CPUMOE_INLINE float e4m3_to_float(uint8_t u) {
+  if ((u & 0x7fu) == 0x7fu) return bits_to_float(0x7fc00000u);
+  return to_float(fp16{uint16_t((u & 0x80u) << 8 | (u & 0x7fu) << 7)}) * 256.0f;
+}
+// 2^(u - 127); 255: NaN.
+CPUMOE_INLINE float e8m0_to_float(uint8_t u) {
+  return bits_to_float(u == 255 ? 0x7fc00000u : u == 0 ? 0x00400000u : uint32_t(u) << 23);
+}
+// 0 .5 1 1.5 2 3 4 6 and their negatives. fp16 has the same fields, wider.
+CPUMOE_INLINE float e2m1_to_float(uint32_t u) {
+  const float f = to_float(fp16{uint16_t((u & 7u) << 9)}) * 16384.0f;
+  return (u & 8u) != 0 ? -f : f;
+}
+// Element i of an array of `c`, one of the float codes.
 CPUMOE_INLINE float load_as_float(const void* p, Code c, int64_t i) {
   if (c == Code::f32) {
     float f;

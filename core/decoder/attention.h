@@ -21,8 +21,9 @@ struct Piece {
   bool last;           // holds the segment's last token
 };
 
-// How a piece is cut: blocks of query tokens x parts of the keys they see, per KV head. A function
-// of the lengths alone, so that results do not depend on the number of threads.
+// How a piece is cut: blocks of query tokens x parts of the keys they see, per slice of the query
+// heads of a KV head. A function of the lengths alone, so that results do not depend on the number
+// of threads.
 struct Cut {
   int64_t block_tokens, blocks;
   int64_t parts;  // > 1: partial softmax states, merged by whoever finishes last
@@ -31,11 +32,15 @@ struct Cut {
 
 class Attention {
  public:
-  // Grows every buffer for these pieces and all layers; run() then allocates nothing.
-  void reserve(std::span<const Piece> pieces, const ModelSpec& model, Executor& executor);
-  // out rows <- attention of q rows (elements between rows: q_stride, out_stride) over the caches.
-  void run(std::span<const Piece> pieces, const AttentionSpec& spec, size_t layer, const float* q,
-           int64_t q_stride, float* out, int64_t out_stride, IsaSet isa, Executor& executor);
+  // Grows every buffer for these pieces and a layer like this; run() then allocates nothing.
+  void reserve(std::span<const Piece> pieces, const AttentionSpec& spec, Executor& executor);
+  // Before the first run() of a forward: one that threw may have left counts behind.
+  void reset();
+  // out rows [heads * value_dim] <- attention of q rows [heads * key_dim] over the caches (elements
+  // between rows: q_stride, out_stride). sinks: [heads] or null.
+  void run(std::span<const Piece> pieces, const AttentionSpec& spec, const float* sinks,
+           size_t layer, const float* q, int64_t q_stride, float* out, int64_t out_stride,
+           IsaSet isa, Executor& executor);
 
  private:
   struct Totals {

@@ -29,14 +29,39 @@ void check_weight(const WeightView& w, int64_t n, int64_t k, const Place& at) {
           "] must be present; got none. Is the tensor missing in the checkpoint?");
   require(w.n == n && w.k == k, at.text().c_str(), "shape must be [", n, ", ", k, "]; got [", w.n,
           ", ", w.k, "]. Check the config against the tensors");
-  const int64_t line = w.layout == Layout::rows ? w.k : w.n;
-  require(w.stride >= line, at.text().c_str(), "stride must be at least ", line, "; got ", w.stride,
-          ". Lines of a weight may not overlap");
+  const std::string fault = weight_fault(w);
+  require(fault.empty(), at.text().c_str(), fault, ". Check the checkpoint");
 }
 
 void check_linear(const Linear& l, int64_t n, int64_t k, const Place& at) {
   check_weight(l.w, n, k, at);
   check_vector(l.bias, n, false, {at.text(), ".bias"});
+}
+
+void check_latent(const AttentionSpec& a, int64_t hidden, const std::string& where) {
+  const LatentSpec& l = a.latent;
+  const int64_t nope = a.head_dim - a.rope_dims, q = a.heads * a.head_dim;
+  require(a.kv_heads == 1 && a.qk_norm == QkNorm::none && a.clip_qkv == 0, where.c_str(),
+          "latent attention must have one KV head, no q/k norm and no clip; got ", a.kv_heads,
+          " KV heads and clip ", a.clip_qkv, ". Check the config");
+  require(nope >= 1 && l.value_dim >= 1, where.c_str(),
+          "heads must have elements without rope, and values; got ", nope, " and ", l.value_dim,
+          ". Check qk_nope_head_dim and v_head_dim");
+  check_linear(a.q, q, l.q_a.present() ? l.q_a.w.n : hidden, {where, ".q"});
+  if (l.q_a.present()) {
+    check_linear(l.q_a, l.q_a.w.n, hidden, {where, ".q_a"});
+    check_vector(l.q_norm, l.q_a.w.n, true, {where, ".q_norm"});
+  }
+  check_linear(a.k, a.key_dim(), hidden, {where, ".k"});
+  check_vector(l.norm, l.rank, true, {where, ".latent_norm"});
+  check_linear(a.o, hidden, a.mixed_dim(), {where, ".o"});
+  require(int64_t(l.k_up.size()) == a.heads && int64_t(l.v_up.size()) == a.heads, where.c_str(),
+          "k_up and v_up must hold one weight per head (", a.heads, "); got ", l.k_up.size(),
+          " and ", l.v_up.size(), ". Check the config against the tensors");
+  for (size_t i = 0; i < l.k_up.size(); ++i) {
+    check_weight(l.k_up[i], l.rank, nope, {where, concat(".k_up[", i, "]")});
+    check_weight(l.v_up[i], l.value_dim, l.rank, {where, concat(".v_up[", i, "]")});
+  }
 }
 
 void check_attention(const AttentionSpec& a, int64_t hidden, const std::string& layer) {
@@ -46,6 +71,20 @@ void check_attention(const AttentionSpec& a, int64_t hidden, const std::string& 
           ". Check num_attention_heads and num_key_value_heads");
   require(a.head_dim >= 1, where.c_str(), "head_dim must be positive; got ", a.head_dim,
           ". Check head_dim in the config");
+  require(std::isfinite(a.scale) && a.clip_qkv >= 0 && a.window >= 0, where.c_str(),
+          "scale must be finite, clip_qkv and window not negative; got ", a.scale, ", ", a.clip_qkv,
+          " and ", a.window, ". Check the config");
+  require(a.rope_dims >= 0 && a.rope_dims % 2 == 0 && a.rope_dims <= a.head_dim, where.c_str(),
+          "rope_dims must be even and at most head_dim ", a.head_dim, "; got ", a.rope_dims,
+          ". Check the rope parameters in the config");
+  require(int64_t(a.inv_freq.size()) == a.rope_dims / 2, where.c_str(),
+          "inv_freq must hold rope_dims / 2 = ", a.rope_dims / 2, " frequencies; got ",
+          a.inv_freq.size(), ". Check the rope parameters in the config");
+  check_vector(a.sinks, a.heads, false, {where, ".sinks"});
+  if (a.is_latent()) {
+    check_latent(a, hidden, where);
+    return;
+  }
   const int64_t q = a.heads * a.head_dim, kv = a.kv_heads * a.head_dim;
   check_linear(a.q, q, hidden, {where, ".q"});
   check_linear(a.k, kv, hidden, {where, ".k"});
@@ -56,15 +95,6 @@ void check_attention(const AttentionSpec& a, int64_t hidden, const std::string& 
     check_vector(a.q_norm, whole ? q : a.head_dim, true, {where, ".q_norm"});
     check_vector(a.k_norm, whole ? kv : a.head_dim, true, {where, ".k_norm"});
   }
-  require(std::isfinite(a.scale) && a.clip_qkv >= 0 && a.window >= 0, where.c_str(),
-          "scale must be finite, clip_qkv and window not negative; got ", a.scale, ", ", a.clip_qkv,
-          " and ", a.window, ". Check the config");
-  require(a.rope_dims >= 0 && a.rope_dims % 2 == 0 && a.rope_dims <= a.head_dim, where.c_str(),
-          "rope_dims must be even and at most head_dim ", a.head_dim, "; got ", a.rope_dims,
-          ". Check the rope parameters in the config");
-  require(int64_t(a.inv_freq.size()) == a.rope_dims / 2, where.c_str(),
-          "inv_freq must hold rope_dims / 2 = ", a.rope_dims / 2, " frequencies; got ",
-          a.inv_freq.size(), ". Check the rope parameters in the config");
 }
 
 void check_block(const Linear& gate, const Linear& up, const Linear& down, int64_t hidden,
@@ -111,9 +141,8 @@ void check_model(const ModelSpec& m) {
           m.vocab, " and ", m.hidden, ". Check the config");
   require(!m.layers.empty(), "model", "there must be at least one layer; got 0. Check the config");
   check_weight(m.embed, m.vocab, m.hidden, {"", "embed"});
-  require(m.embed.layout == Layout::rows && m.embed.format->scale_rows == 0, "embed",
-          "the embedding must be in rows layout without scales; got format ", m.embed.format->name,
-          ". Store it as fp32, fp16 or bf16 [vocab, hidden]");
+  require(m.embed.layout == Layout::rows, "embed", "the embedding must be in rows layout; got ",
+          "columns in format ", m.embed.format->name, ". Store it as [vocab, hidden]");
   check_vector(m.final_norm, m.hidden, true, {"", "final_norm"});
   check_linear(m.head, m.vocab, m.hidden, {"", "head"});
   for (size_t i = 0; i < m.layers.size(); ++i) {

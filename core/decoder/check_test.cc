@@ -41,7 +41,7 @@ TEST(every_wrong_shape_is_named) {
       {[](ModelSpec& m) { m.layers[1].attn.q.w.n = 40; },
        "layer 1 attention.q: shape must be [48, 48]; got [40, 48]"},
       {[](ModelSpec& m) { m.layers[0].attn.k.w.stride = 47; },
-       "layer 0 attention.k: stride must be at least 48; got 47"},
+       "layer 0 attention.k: in rows layout must have a stride of at least 48"},
       {[](ModelSpec& m) { m.layers[0].attn.v.bias.size = 23; },
        "layer 0 attention.v.bias: shape must be [24]; got [23]"},
       {[](ModelSpec& m) { m.layers[1].attn.o.w.k = 24; },

@@ -18,6 +18,20 @@ int64_t bytes_of(const ExpertsView& e, int64_t expert) {
          weight_bytes(e.down[i]);
 }
 
+std::vector<float> as_floats(const VectorView& v) {
+  std::vector<float> out;
+  for (int64_t i = 0; v.data != nullptr && i < v.size; ++i) {
+    out.push_back(load_as_float(v.data, v.code, i * v.step));
+  }
+  return out;
+}
+
+// What q, k and v give together.
+int64_t projected_width(const AttentionSpec& a) {
+  const int64_t q = a.heads * a.head_dim;
+  return a.is_latent() ? q + a.key_dim() : q + 2 * a.kv_heads * a.head_dim;
+}
+
 }  // namespace
 
 Decoder::Impl::Impl(ModelSpec spec, IsaSet isa_, Executor& executor_)
@@ -35,10 +49,19 @@ Decoder::Impl::Impl(ModelSpec spec, IsaSet isa_, Executor& executor_)
     const AttentionSpec& a = model.layers[i].attn;
     const FfnSpec& f = model.layers[i].ffn;
     Layer& l = layers[i];
-    qkv_width = std::max(qkv_width, (a.heads + 2 * a.kv_heads) * a.head_dim);
-    heads_width = std::max(heads_width, a.heads * a.head_dim);
+    qkv_width = std::max(qkv_width, projected_width(a));
+    heads_width = std::max(heads_width, a.mixed_dim());
     l.rope = a.rope_dims > 0 ? add_table(a) : -1;
     l.dense_bytes = bytes_of(a.q) + bytes_of(a.k) + bytes_of(a.v) + bytes_of(a.o);
+    l.sinks = as_floats(a.sinks);
+    if (a.is_latent()) {
+      low_width = std::max(low_width, a.latent.q_a.w.n);
+      absorbed_width = std::max(absorbed_width, a.heads * a.key_dim());
+      latent_width = std::max(latent_width, a.heads * a.latent.rank);
+      l.dense_bytes += bytes_of(a.latent.q_a);
+      for (const WeightView& w : a.latent.k_up) l.dense_bytes += weight_bytes(w);
+      for (const WeightView& w : a.latent.v_up) l.dense_bytes += weight_bytes(w);
+    }
     if (!f.routed) {
       l.experts = block_view(f.gate, f.up, f.down, f.act);
       l.dense_bytes += bytes_of(l.experts, 0);
@@ -51,10 +74,7 @@ Decoder::Impl::Impl(ModelSpec spec, IsaSet isa_, Executor& executor_)
       l.dense_bytes += bytes_of(l.shared, 0);
     }
     l.router = f.router;
-    for (int64_t e = 0; f.correction.data != nullptr && e < f.correction.size; ++e) {
-      l.correction.push_back(
-          load_as_float(f.correction.data, f.correction.code, e * f.correction.step));
-    }
+    l.correction = as_floats(f.correction);
     l.router.correction = l.correction.empty() ? nullptr : l.correction.data();
     const char* wrong = check_router(l.router);
     require(wrong == nullptr, concat("layer ", i, " ffn.router").c_str(), wrong ? wrong : "",
@@ -93,7 +113,8 @@ void Decoder::Impl::check(std::span<const Segment> segments) {
     bool fits = cache.layers.size() == layers.size();
     for (size_t i = 0; fits && i < layers.size(); ++i) {
       fits = cache.layers[i].kv_heads == model.layers[i].attn.kv_heads &&
-             cache.layers[i].head_dim == model.layers[i].attn.head_dim;
+             cache.layers[i].key_dim == model.layers[i].attn.key_dim() &&
+             cache.layers[i].value_dim == model.layers[i].attn.value_dim();
     }
     require(fits, "decoder", "the cache of segment ", s,
             " must be made for this model; got other layers or heads. Make it from the same model");
@@ -124,7 +145,11 @@ void Decoder::Impl::reserve(int64_t rows) {
     t.cos = t.buffer.reserve_as<float>(n * half * 2);
     t.sin = t.cos + n * half;
   }
-  attention.reserve(pieces, model, executor);
+  if (absorbed_width > 0) reserve_latent(rows);
+  for (const LayerSpec& l : model.layers) {
+    if (!l.attn.is_latent()) attention.reserve(pieces, l.attn, executor);
+  }
+  attention.reset();
 }
 
 int64_t Decoder::Impl::weight_bytes_read() const {

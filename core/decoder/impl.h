@@ -27,6 +27,7 @@ struct Layer {
   ExpertsView shared;   // experts == 0: none
   Router router;
   std::vector<float> correction;
+  std::vector<float> sinks;      // [heads], or empty
   int rope = -1;                 // index of its table
   int64_t dense_bytes = 0;       // weights that every forward reads
   std::vector<uint8_t> touched;  // experts that this forward has read
@@ -41,12 +42,16 @@ struct Decoder::Impl {
   std::vector<Layer> layers;
   std::vector<RopeTable> tables;
   int64_t qkv_width = 0, heads_width = 0, max_experts = 0, max_top_k = 0;
+  // Latent attention: the query's low rank, and all heads' absorbed queries and latent outputs.
+  int64_t low_width = 0, absorbed_width = 0, latent_width = 0;
 
   Workspace workspace;
   Attention attention;
   RoutingPlan routed_plan, every_plan;  // every: one expert, all tokens
   AlignedBuffer x, h, qkv, attended, mixed, router_logits, score, ids, weights, zeros;
-  std::vector<Piece> pieces;
+  AlignedBuffer low, absorbed, latents;
+  std::vector<Piece> pieces, block_pieces;
+  std::vector<LinearOp> head_ops;
   std::vector<const KvCache::Impl*> seen;
   int64_t embedded = 0;  // rows gathered by this forward
 
@@ -57,13 +62,32 @@ struct Decoder::Impl {
   void start(int64_t rows);
   void run_layer(size_t index, int64_t rows);
   void attend(size_t index, int64_t rows);
+  void mix(size_t index, int64_t rows);
   void finish_projection(const AttentionSpec& a, size_t index, int64_t begin, int64_t end);
+  void append(const AttentionSpec& a, size_t index, const Piece& p, int64_t begin, int64_t end);
+  void attend_latent(size_t index, int64_t rows);
+  void finish_latent(const AttentionSpec& a, size_t index, int64_t begin, int64_t end);
+  void attend_latent_rows(const AttentionSpec& a, size_t index, int64_t begin, int64_t end);
+  void reserve_latent(int64_t rows);
+  std::span<const Piece> pieces_of(int64_t begin, int64_t end);
   void route_rows(size_t index, int64_t rows);
   void feed_forward(size_t index, int64_t rows);
   void head(LogitsOf which, int64_t rows, int64_t first_row, float* logits);
   int64_t weight_bytes_read() const;
 
   float* data(AlignedBuffer& b) { return static_cast<float*>(b.data()); }
+  const float* sinks(size_t layer) const {
+    return layers[layer].sinks.empty() ? nullptr : layers[layer].sinks.data();
+  }
+
+  // Rope on the first rope_dims elements of `heads` parts, `stride` elements apart, of chunk row r.
+  void rotate(const AttentionSpec& a, size_t layer, float* at, int64_t heads, int64_t stride,
+              int64_t r) {
+    const RopeTable& t = tables[size_t(layers[layer].rope)];
+    const int64_t half = a.rope_dims / 2;
+    rope->run({at, 1, heads, stride, heads * stride, a.rope_dims, t.cos + r * half,
+               t.sin + r * half, half, a.rope_interleaved});
+  }
 
   // f(begin, end) over [0, rows): in parallel when that is `work` elements per row worth a phase.
   template <class F>
@@ -76,6 +100,17 @@ struct Decoder::Impl {
     executor.parallel(ceil_div(rows, block), [&](int64_t task, int) {
       f(task * block, std::min(rows, (task + 1) * block));
     });
+  }
+
+  // Rows of `size` elements, one after the other, in place.
+  void norm_in_place(float* at, int64_t rows, int64_t size, const VectorView& weight, float eps) {
+    NormArgs n{};
+    n.x = n.out = at;
+    n.rows = rows;
+    n.size = n.x_stride = n.out_stride = size;
+    n.weight = weight;
+    n.eps = eps;
+    norm->run(n);
   }
 
   // out rows <- norm(x rows [+ residual rows, summed into x first]).

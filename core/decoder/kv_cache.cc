@@ -29,17 +29,17 @@ KvCache::KvCache(const ModelSpec& model, int64_t capacity, Code code)
   int64_t total = 0;
   for (const LayerSpec& spec : model.layers) {
     const AttentionSpec& a = spec.attn;
-    require(a.kv_heads >= 1 && a.head_dim >= 1 && a.head_dim < kMaxTokenBytes &&
-                a.kv_heads < kMaxTokenBytes / a.head_dim,
+    const int64_t k = a.key_dim(), v = a.is_latent() ? 0 : a.value_dim();
+    require(a.kv_heads >= 1 && k >= 1 && k < kMaxTokenBytes && a.kv_heads < kMaxTokenBytes / k,
             "kv cache", "kv_heads and head_dim must be positive and sane; got ", a.kv_heads,
-            " and ", a.head_dim, ". Correct the model's attention geometry");
+            " and ", k, ". Correct the model's attention geometry");
     LayerCache layer;
     layer.kv_heads = a.kv_heads;
-    layer.head_dim = a.head_dim;
-    layer.key_bytes = round_up(key_elements(capacity, a.head_dim) * element, 64);
-    layer.head_bytes =
-        layer.key_bytes + round_up(value_elements(capacity, a.head_dim) * element, 64);
-    impl->bytes_per_token += a.kv_heads * (a.head_dim + value_stride(a.head_dim)) * element;
+    layer.key_dim = k;
+    layer.value_dim = a.value_dim();
+    layer.key_bytes = round_up(key_elements(capacity, k) * element, 64);
+    layer.head_bytes = layer.key_bytes + round_up(value_elements(capacity, v) * element, 64);
+    impl->bytes_per_token += a.kv_heads * (k + value_stride(v)) * element;
     require(impl->bytes_per_token < kMaxTokenBytes, "kv cache",
             "one token must take less than 2 GiB; got ", impl->bytes_per_token,
             " bytes. Correct the model's attention geometry");

@@ -7,15 +7,6 @@
 #include "decoder/impl.h"
 
 namespace cpumoe {
-namespace {
-
-template <Code C>
-void gather(const WeightView& w, int32_t id, float scale, float* out) {
-  for (int64_t i = 0; i < w.k; ++i) out[i] = load_as_float(w.data, C, id * w.stride + i) * scale;
-}
-
-}  // namespace
-
 // Embedding rows, and cos and sin of every position.
 void Decoder::Impl::start(int64_t rows) {
   int64_t work = model.hidden;
@@ -26,17 +17,9 @@ void Decoder::Impl::start(int64_t rows) {
       for (int64_t r = std::max(begin, p.row); r < last; ++r) {
         float* out = data(x) + r * model.hidden;
         const int32_t id = p.tokens[r - p.row];
-        switch (model.embed.format->code) {
-          case Code::f32:
-            gather<Code::f32>(model.embed, id, model.embed_scale, out);
-            break;
-          case Code::f16:
-            gather<Code::f16>(model.embed, id, model.embed_scale, out);
-            break;
-          case Code::bf16:
-            gather<Code::bf16>(model.embed, id, model.embed_scale, out);
-            break;
-        }
+        decode_line(model.embed, id, 0, model.hidden, out);
+        for (int64_t i = 0; model.embed_scale != 1 && i < model.hidden; ++i)
+          out[i] *= model.embed_scale;
         for (RopeTable& t : tables) {
           const int64_t half = int64_t(t.inv_freq.size());
           rope_table(p.position + r - p.row, t.inv_freq.data(), half, t.scale, t.cos + r * half,
@@ -45,6 +28,28 @@ void Decoder::Impl::start(int64_t rows) {
       }
     }
   });
+}
+
+// Tokens [begin, end) of the chunk, all of piece p: their new keys and values into the cache. They
+// stand behind q in the rows of qkv.
+void Decoder::Impl::append(const AttentionSpec& a, size_t index, const Piece& p, int64_t begin,
+                           int64_t end) {
+  if (begin >= end) return;
+  const LayerCache& cache = p.cache->layers[index];
+  AppendArgs c{};
+  c.tokens = end - begin;
+  c.head_dim = cache.key_dim;
+  c.value_dim = cache.value_dim;
+  c.stride = qkv_width;
+  c.position = p.position + begin - p.row;
+  const float* keys = data(qkv) + begin * qkv_width + a.heads * a.head_dim;
+  for (int64_t g = 0; g < a.kv_heads; ++g) {
+    c.k = keys + g * cache.key_dim;
+    c.v = a.is_latent() ? nullptr : keys + (a.kv_heads + g) * a.head_dim;
+    c.k_cache = cache.keys(g);
+    c.v_cache = cache.values(g);
+    select_attend(p.cache->code, isa)->append(c);
+  }
 }
 
 // Between the projections and attention: q/k norm, clip (in Transformers' order), rope, and the new
@@ -57,19 +62,12 @@ void Decoder::Impl::finish_projection(const AttentionSpec& a, size_t index, int6
     for (int64_t r = first; r < last; ++r) {
       float* q = data(qkv) + r * qkv_width;
       float* k = q + q_width;
-      if (a.qk_norm != QkNorm::none) {
-        const bool whole = a.qk_norm == QkNorm::whole;
-        NormArgs n{};
-        n.eps = model.norm_eps;
-        for (const bool of_q : {true, false}) {
-          const int64_t heads = of_q ? a.heads : a.kv_heads;
-          n.rows = whole ? 1 : heads;
-          n.size = n.x_stride = n.out_stride = whole ? heads * a.head_dim : a.head_dim;
-          n.weight = of_q ? a.q_norm : a.k_norm;
-          n.out = of_q ? q : k;
-          n.x = n.out;
-          norm->run(n);
-        }
+      if (a.qk_norm == QkNorm::per_head) {
+        norm_in_place(q, a.heads, a.head_dim, a.q_norm, model.norm_eps);
+        norm_in_place(k, a.kv_heads, a.head_dim, a.k_norm, model.norm_eps);
+      } else if (a.qk_norm == QkNorm::whole) {
+        norm_in_place(q, 1, q_width, a.q_norm, model.norm_eps);
+        norm_in_place(k, 1, kv_width, a.k_norm, model.norm_eps);
       }
       if (a.clip_qkv > 0) {
         const float limit = a.clip_qkv;
@@ -77,27 +75,9 @@ void Decoder::Impl::finish_projection(const AttentionSpec& a, size_t index, int6
           q[i] = std::min(std::max(q[i], -limit), limit);
         }
       }
-      if (a.rope_dims > 0) {
-        const RopeTable& t = tables[size_t(layers[index].rope)];
-        const int64_t half = a.rope_dims / 2;
-        rope->run({q, 1, a.heads + a.kv_heads, a.head_dim, qkv_width, a.rope_dims, t.cos + r * half,
-                   t.sin + r * half, half});
-      }
+      if (a.rope_dims > 0) rotate(a, index, q, a.heads + a.kv_heads, a.head_dim, r);
     }
-    if (first >= last) continue;
-    const AttendKernel* kernel = select_attend(p.cache->code, isa);
-    for (int64_t g = 0; g < a.kv_heads; ++g) {
-      AppendArgs c{};
-      c.k = data(qkv) + first * qkv_width + q_width + g * a.head_dim;
-      c.v = c.k + kv_width;
-      c.tokens = last - first;
-      c.head_dim = a.head_dim;
-      c.stride = qkv_width;
-      c.position = p.position + first - p.row;
-      c.k_cache = p.cache->layers[index].keys(g);
-      c.v_cache = p.cache->layers[index].values(g);
-      kernel->append(c);
-    }
+    append(a, index, p, first, last);
   }
 }
 
@@ -108,12 +88,18 @@ void Decoder::Impl::attend(size_t index, int64_t rows) {
   const LinearOp projections[] = {{&a.q.w, a.q.bias, q, qkv_width},
                                   {&a.k.w, a.k.bias, q + q_width, qkv_width},
                                   {&a.v.w, a.v.bias, q + q_width + kv_width, qkv_width}};
-  linear(projections, view(h, rows, model.hidden), ActClass::fp32, isa, workspace, executor);
+  linear(projections, view(h, rows, model.hidden), model.act_class, isa, workspace, executor);
   over_rows(rows, (q_width + 2 * kv_width) * 4,
             [&](int64_t begin, int64_t end) { finish_projection(a, index, begin, end); });
-  attention.run(pieces, a, index, q, qkv_width, data(attended), q_width, isa, executor);
+  attention.run(pieces, a, sinks(index), index, q, qkv_width, data(attended), q_width, isa,
+                executor);
+}
+
+// mixed <- o applied to what attention gave.
+void Decoder::Impl::mix(size_t index, int64_t rows) {
+  const AttentionSpec& a = model.layers[index].attn;
   const LinearOp output[] = {{&a.o.w, a.o.bias, data(mixed), model.hidden}};
-  linear(output, view(attended, rows, q_width), ActClass::fp32, isa, workspace, executor);
+  linear(output, view(attended, rows, a.mixed_dim()), model.act_class, isa, workspace, executor);
 }
 
 void Decoder::Impl::route_rows(size_t index, int64_t rows) {
@@ -155,7 +141,7 @@ void Decoder::Impl::feed_forward(size_t index, int64_t rows) {
     const LinearOp ops[] = {
         {&f.router_w.w, f.router_w.bias, data(router_logits), l.experts.experts},
         {&f.shared_score.w, f.shared_score.bias, data(score), 1}};
-    linear({ops, scored ? size_t(2) : size_t(1)}, view(h, rows, model.hidden), ActClass::fp32, isa,
+    linear({ops, scored ? size_t(2) : size_t(1)}, view(h, rows, model.hidden), model.act_class, isa,
            workspace, executor);
     route_rows(index, rows);
     blocks[count++] = {&l.experts, &routed_plan};
@@ -173,13 +159,19 @@ void Decoder::Impl::feed_forward(size_t index, int64_t rows) {
   args.out_code = Code::f32;
   args.out_stride = model.hidden;
   args.accumulate = true;
+  args.act_class = model.act_class;
   moe(args, isa, workspace, executor);
 }
 
 void Decoder::Impl::run_layer(size_t index, int64_t rows) {
   const LayerSpec& spec = model.layers[index];
   norm_rows(spec.attn_norm, nullptr, rows, data(x), data(h));
-  attend(index, rows);
+  if (spec.attn.is_latent()) {
+    attend_latent(index, rows);
+  } else {
+    attend(index, rows);
+  }
+  mix(index, rows);
   norm_rows(spec.ffn_norm, data(mixed), rows, data(x), data(h));
   feed_forward(index, rows);
 }
@@ -200,7 +192,7 @@ void Decoder::Impl::head(LogitsOf which, int64_t rows, int64_t first_row, float*
     if (wanted == 0) return;
   }
   const LinearOp ops[] = {{&model.head.w, model.head.bias, logits + to * model.vocab, model.vocab}};
-  linear(ops, view(h, wanted, model.hidden), ActClass::fp32, isa, workspace, executor);
+  linear(ops, view(h, wanted, model.hidden), model.act_class, isa, workspace, executor);
 }
 
 }  // namespace cpumoe

@@ -35,9 +35,9 @@ void check_matrix(const WeightView& w, int64_t e, int64_t n, int64_t k, const ch
 }  // namespace
 
 bool weight_fits(const WeightView& w, int64_t n, int64_t k) {
-  const int64_t line = w.layout == Layout::rows ? k : n, lines = w.layout == Layout::rows ? n : k;
-  return w.format != nullptr && w.data != nullptr && w.n == n && w.k == k && w.stride >= line &&
-         w.stride <= kMaxElements / max64(1, lines);
+  const int64_t lines = w.layout == Layout::rows ? n : k;
+  return w.n == n && w.k == k && w.stride <= kMaxElements / max64(1, lines) &&
+         weight_fault(w).empty();
 }
 
 bool vector_fits(const VectorView& v, int64_t size) {
@@ -51,9 +51,9 @@ void check_weight(const WeightView& w, int64_t n, int64_t k, const char* name, c
   require(w.data != nullptr, where, name, " must have data; got a null pointer");
   require(w.n == n && w.k == k, where, name, " must be [", n, " features, ", k, " inputs]; got [",
           w.n, ", ", w.k, "]");
-  throw Error(concat(where, ": ", name, " in ", layout_name(w.layout),
-                     " layout must have a stride of at least ", w.layout == Layout::rows ? k : n,
-                     " elements and fit in memory; got ", w.stride));
+  const std::string fault = weight_fault(w);
+  require(fault.empty(), where, name, " ", fault);
+  throw Error(concat(where, ": ", name, " must fit in memory; got a stride of ", w.stride));
 }
 
 void check_vector(const VectorView& v, int64_t size, const char* name, const char* where) {

@@ -68,6 +68,46 @@ TEST(several_products_of_one_input) {
   }
 }
 
+TEST(products_of_some_columns) {
+  const Machine machine = probe_machine();
+  testing::Rng rng(2);
+  Executor executor(machine, {2, false, -1});
+  Workspace workspace;
+  for (int64_t tokens : {1, 5, 90}) {
+    const int64_t heads = 5, k = 19, n = 23, stride = heads * (k + 4);
+    std::vector<float> x(size_t(tokens * stride)), w(size_t(heads * k * n));
+    testing::fill_random(x.data(), Code::f32, int64_t(x.size()), 1.0f, rng);
+    testing::fill_random(w.data(), Code::f32, int64_t(w.size()), 1.0f, rng);
+    std::vector<WeightView> views;
+    std::vector<LinearOp> ops;
+    std::vector<float> out(size_t(tokens * heads * n));
+    views.reserve(size_t(heads));
+    for (int64_t i = 0; i < heads; ++i) {
+      const bool rows = i % 2 == 0;
+      views.push_back({find_format("fp32"), rows ? Layout::rows : Layout::columns, n, k,
+                       rows ? k : n, w.data() + i * k * n});
+      ops.push_back({&views.back(), {}, out.data() + i * n, heads * n, i * (k + 4)});
+    }
+    linear(ops, {x.data(), Code::f32, tokens, stride - 4, stride}, ActClass::fp32, machine.isa,
+           workspace, executor);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t i = 0; i < heads; ++i) {
+        std::vector<Bounded> row(static_cast<size_t>(k));
+        for (int64_t j = 0; j < k; ++j) {
+          row[size_t(j)].value = double(x[size_t(t * stride + i * (k + 4) + j)]);
+        }
+        for (int64_t f = 0; f < n; ++f) {
+          const Bounded want = testing::dot(views[size_t(i)], f, row, nullptr);
+          const float got = out[size_t((t * heads + i) * n + f)];
+          CHECK_MSG(std::fabs(double(got) - want.value) <= want.error,
+                    "T " << tokens << " op " << i << " at " << t << "," << f << ": " << got
+                         << " is not " << want.value);
+        }
+      }
+    }
+  }
+}
+
 TEST(bad_input_is_refused_with_a_reason) {
   const Machine machine = probe_machine();
   Executor executor(machine, {1, false, -1});
@@ -92,6 +132,9 @@ TEST(bad_input_is_refused_with_a_reason) {
   CHECK_THROWS(call([](W w, X, O) { w.data = nullptr; }), "must have data");
   CHECK_THROWS(call([](W w, X, O) { w.stride = 29; }), "stride of at least 30");
   CHECK_THROWS(call([](W w, X, O) { w.n = 0; }), "must have features");
+  CHECK_THROWS(call([](W w, X, O op) { w.k = 10, op.column = 21; }),
+               "columns [21, 31) must be among the 30 of x");
+  CHECK_THROWS(call([](W w, X, O op) { w.k = -1, op.column = 0; }), "must be among the 30 of x");
   CHECK_THROWS(call([](W, X, O op) { op.w = nullptr; }), "got null");
   CHECK_THROWS(call([](W, X, O op) { op.out = nullptr; }), "out must not be null");
   CHECK_THROWS(call([](W, X, O op) { op.out_stride = 19; }), "stride of at least 20");

@@ -48,18 +48,20 @@ struct MoeArgs {
   Code out_code;
   int64_t out_stride;  // elements
   bool accumulate;     // add to out
-  ActClass act_class = ActClass::fp32;
+  std::optional<ActClass> act_class = {};  // of every product that has it (class_for)
 };
 void moe(const MoeArgs& args, IsaSet isa, Workspace& workspace, Executor& executor);
 
-// Dense linear layers that share their input: out_i = x W_i^T + bias_i in fp32, one batch of tasks.
+// Dense linear layers that share their input, or each take some columns of it:
+// out_i = x W_i^T + bias_i in fp32, one batch of tasks.
 struct LinearOp {
   const WeightView* w;
   VectorView bias;  // absent when data is null
   float* out;       // [T, w->n]
   int64_t out_stride;
+  int64_t column = -1;  // x's columns [column, column + w->k) are the input; -1: all of them
 };
-void linear(std::span<const LinearOp> ops, MatrixView x, ActClass act_class, IsaSet isa,
-            Workspace& workspace, Executor& executor);
+void linear(std::span<const LinearOp> ops, MatrixView x, std::optional<ActClass> act_class,
+            IsaSet isa, Workspace& workspace, Executor& executor);
 
 }  // namespace cpumoe

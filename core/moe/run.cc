@@ -74,10 +74,8 @@ void prepare(Workspace::Impl& ws, const MoeArgs& a, IsaSet isa, Executor& execut
       if (first == last) continue;
       const int64_t m = last - first;
       const WeightView &gate = x.gate[size_t(e)], &down = x.down[size_t(e)];
-      const DotKernel* k1 =
-          ws.kernels.dot({gate.format->code, gate.layout, a.act_class, m}, isa, kWhere);
-      const DotKernel* k2 =
-          ws.kernels.dot({down.format->code, down.layout, a.act_class, m}, isa, kWhere);
+      const DotKernel* k1 = ws.kernels.dot(request(gate, a.act_class, m), isa, kWhere);
+      const DotKernel* k2 = ws.kernels.dot(request(down, a.act_class, m), isa, kWhere);
       const int32_t* token = b.plan->token.data() + first;
       ws.units.push_back(
           {&x, e, k1, k2, m, token, b.plan->weight.data() + first, pairs, nullptr, nullptr});
@@ -116,7 +114,7 @@ void gate_and_up(const Unit& u, const Task& t, const void* next, const ActKernel
   float* gate = arena.tile(worker);
   float* second = arena.second_tile(worker);
   void* scratch = arena.kernel_scratch(worker);
-  const void* after_gate = x.up.empty() ? next : weights_at(x.up[e], t.n0);
+  const void* after_gate = x.up.empty() ? next : feature_at(x.up[e], t.n0);
   k.run({&x.gate[e], t.n0 * per, t.n1 * per, u.x, u.tokens, t.m0, t.m1, gate, in.stride, scratch,
          after_gate});
   if (!x.up.empty()) {
@@ -142,8 +140,16 @@ void first_phase(Workspace::Impl& ws, const ActKernel& act, Executor& executor) 
     const ExpertsView& x = *u.experts;
     const WeightView& gate = x.gate[size_t(u.e)];
     const int64_t per = x.gated() ? 2 : 1;
-    ws.products.push_back(
-        {u.first, x.inter, x.hidden, u.tokens, per, per * weight_bytes(gate) / gate.n, {0, 0}});
+    // The tile becomes operand of the second product: whole groups of its inputs.
+    const int64_t step = max64(u.first->n_block, u.second->k_group);
+    ws.products.push_back({u.first,
+                           x.inter,
+                           x.hidden,
+                           u.tokens,
+                           per,
+                           per * weight_bytes(gate) / gate.n,
+                           step,
+                           {0, 0}});
   }
   ws.tasks.clear();
   make_tasks(ws.tasks, ws.products, executor.threads());
@@ -154,7 +160,7 @@ void first_phase(Workspace::Impl& ws, const ActKernel& act, Executor& executor) 
     const void* next = nullptr;
     if (after != nullptr) {
       const ExpertsView& x = *ws.units[size_t(after->item)].experts;
-      next = weights_at(x.gate[size_t(ws.units[size_t(after->item)].e)],
+      next = feature_at(x.gate[size_t(ws.units[size_t(after->item)].e)],
                         after->n0 * (x.interleaved ? 2 : 1));
     }
     gate_and_up(ws.units[size_t(t.item)], t, next, act, arena, worker);
@@ -169,7 +175,8 @@ void second_phase(Workspace::Impl& ws, int64_t hidden, int64_t row_stride, Execu
     const ExpertsView& x = *u.experts;
     const WeightView& down = x.down[size_t(u.e)];
     ws.products.push_back(
-        {u.second, hidden, x.inter, u.tokens, 1, weight_bytes(down) / down.n, {0, 0}});
+        {u.second, hidden, x.inter, u.tokens, 1, weight_bytes(down) / down.n, u.second->n_block,
+         {0, 0}});
   }
   ws.tasks.clear();
   make_tasks(ws.tasks, ws.products, executor.threads());
@@ -186,7 +193,7 @@ void second_phase(Workspace::Impl& ws, int64_t hidden, int64_t row_stride, Execu
     const Task* after = likely_next(ws.tasks, i, executor.threads());
     const Unit* of = after == nullptr ? nullptr : &ws.units[size_t(after->item)];
     const void* next =
-        of == nullptr ? nullptr : weights_at(of->experts->down[size_t(of->e)], after->n0);
+        of == nullptr ? nullptr : feature_at(of->experts->down[size_t(of->e)], after->n0);
     k.run({&x.down[size_t(u.e)], t.n0, t.n1, u.mid, u.tokens, t.m0, t.m1, tile, shape.stride,
            arena.kernel_scratch(worker), next});
     const VectorView none;

@@ -34,7 +34,7 @@ SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left,
   const int64_t cost = feature_cost(p);
   const int64_t share = max64(kLeastBytes, cost_left / (kShares * workers)) / cost;
   const int64_t most = k.n_slice > 0 ? k.n_slice : kMostBytes / max64(1, p.feature_bytes);
-  const int64_t features = even(features_left, min64(share, most), k.n_block);
+  const int64_t features = even(features_left, min64(share, most), p.step);
   // Three blocks of tokens at least: kernels keep two or three of them in registers.
   const int64_t step = 3 * k.m_block;
   const int64_t tokens = min64(kMostTokens, kTileBytes / (4 * features * p.rows_per_feature));

@@ -20,6 +20,7 @@ struct Product {
   int64_t tokens;
   int64_t rows_per_feature;  // matrix rows behind one feature: 2 for gate and up, else 1
   int64_t feature_bytes;     // of weights behind one feature
+  int64_t step;              // slices are multiples of it: the kernel's n_block, or more
   SliceSize slice = {0, 0};  // the greatest of its tasks; set by make_tasks
 };
 
@@ -44,12 +45,6 @@ void make_tasks(std::vector<Task>& tasks, std::vector<Product>& products, int wo
 inline const Task* likely_next(const std::vector<Task>& tasks, int64_t i, int workers) {
   const size_t next = size_t(i) + size_t(workers);
   return next < tasks.size() ? &tasks[next] : nullptr;
-}
-
-// Where the weights of feature n begin.
-inline const void* weights_at(const WeightView& w, int64_t n) {
-  const int64_t elements = w.layout == Layout::rows ? n * w.stride : n;
-  return static_cast<const char*>(w.data) + elements * int64_t(code_bits(w.format->code)) / 8;
 }
 
 // Tile of a product's slice: elements between lines, and lines.

@@ -11,7 +11,8 @@ namespace cpumoe {
 namespace {
 
 Product product(const DotKernel& k, int64_t features, int64_t inputs, int64_t tokens) {
-  return {&k, features, inputs, tokens, 2, 2 * inputs * int64_t(code_bits(k.code)) / 8, {0, 0}};
+  return {&k,   features, inputs, tokens, 2, 2 * line_bytes(k.code, inputs),
+          k.n_block, {0, 0}};
 }
 
 // Every feature of every token exactly once, on the blocks that the kernels ask for, within the

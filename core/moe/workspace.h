@@ -29,6 +29,10 @@ class KernelCache {
   std::array<Entry, 64> entries_{};  // direct-mapped
 };
 
+inline DotRequest request(const WeightView& w, std::optional<ActClass> asked, int64_t tokens) {
+  return {w.format->code, w.layout, class_for(*w.format, asked), tokens};
+}
+
 // Tokens of one operand to be gathered into a kernel's activation layout.
 struct PackJob {
   const DotKernel* kernel;

@@ -23,6 +23,7 @@ if "CPUMOE_CORE_DIR" in _os.environ:
 
 from cpumoe._core import Error, Executor
 from cpumoe.ops import Experts, linear, machine, moe, route
+from cpumoe.weight import Weight
 
 if TYPE_CHECKING:
     from cpumoe.engine import Model, load
@@ -33,6 +34,7 @@ __all__ = [
     "Executor",
     "Experts",
     "Model",
+    "Weight",
     "__version__",
     "linear",
     "load",

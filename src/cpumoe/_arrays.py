@@ -15,6 +15,10 @@ import numpy as np
 from cpumoe import _core
 
 
+# Endings of the names of dtypes that neither protocol can name -> ours.
+_BYTES = {"float8_e4m3fn": "e4m3", "float8_e8m0fnu": "e8m0"}
+
+
 class SupportsDLPack(Protocol):
     """An array that can be exported by DLPack: numpy, torch, jax and others."""
 
@@ -26,9 +30,17 @@ class SupportsDLPack(Protocol):
 
 
 def native(array: Any) -> Any:
-    """Return `array` as the native module wants it: numpy bfloat16 as raw units and a name."""
-    if isinstance(array, np.ndarray) and array.dtype.name == "bfloat16":
+    """Return `array` as the native module wants it.
+
+    bfloat16 of numpy and the 8-bit floats of numpy and torch as raw units and a name.
+    """
+    dtype = str(getattr(array, "dtype", ""))
+    if isinstance(array, np.ndarray) and dtype == "bfloat16":
         return array.view(np.uint16), "bf16"
+    for ending, name in _BYTES.items():
+        if dtype.endswith(ending):
+            byte = np.uint8 if isinstance(array, np.ndarray) else sys.modules["torch"].uint8
+            return array.view(byte), name
     return array
 
 

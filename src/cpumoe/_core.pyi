@@ -112,6 +112,25 @@ class Probe:
         Peak of fp32 multiplies and adds in GFLOP/s with the executor's threads, over 20 ms.
         """
 
+class Weight:
+    def __init__(self, format: str, shape: Sequence[int], data: object, scales: object | None, zeros: object | None, layout: str, global_scale: Sequence[float]) -> None: ...
+
+    def features(self, first: int, count: int) -> Weight: ...
+
+    def decode(self) -> numpy.typing.NDArray[numpy.float32]: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def layout(self) -> str: ...
+
+    @property
+    def shape(self) -> list[int]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
 class Experts:
     @property
     def experts(self) -> int: ...
@@ -141,9 +160,9 @@ def make_experts(*, gate_up: object | None, gate: object | None, up: object | No
 
 def empty_like(x: object, shape: Sequence[int]) -> Any: ...
 
-def moe(x: object, experts: Experts, ids: object, weights: object, out: object, executor: Executor, skip_sentinel: bool) -> None: ...
+def moe(x: object, experts: Experts, ids: object, weights: object, out: object, executor: Executor, skip_sentinel: bool, act_class: str) -> None: ...
 
-def linear(x: object, w: object, bias: object | None, layout: str, out: object, executor: Executor) -> None: ...
+def linear(x: object, w: object, bias: object | None, layout: str, out: object, executor: Executor, act_class: str) -> None: ...
 
 def route(logits: object, k: int, kind: str, renormalize: bool, norm_eps: float, scale: float, correction: object | None, groups: int, top_groups: int, group_max: bool, ids: object, weights: object) -> None: ...
 
@@ -194,7 +213,14 @@ def kernels() -> list:
     code, layout, act_layout and the tokens per expert it is for (m_min..m_max).
     """
 
-def select_dot(format: str, layout: str, tokens: int) -> tuple:
+def formats() -> list:
+    """
+    The table of weight formats: dicts with name, code, the code's block (block_elements of a
+    line, block_lines, block_bytes), scale_rows and scale_cols (features and inputs that share a
+    scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default).
+    """
+
+def select_dot(format: str, layout: str, tokens: int, activations: str = 'auto') -> tuple:
     """
     (name, why): the dot kernel for an expert with `tokens` tokens, None when there is none; why
     names the candidates before it and what refused them.

@@ -20,9 +20,11 @@ import numpy as np
 
 from cpumoe import _core
 from cpumoe._arrays import SupportsDLPack, convert_like, empty_like, native, natives, plain
+from cpumoe.weight import Weight
 
 A = TypeVar("A", bound=SupportsDLPack)
-Weights = SupportsDLPack | Sequence[SupportsDLPack]
+Weights = SupportsDLPack | Weight | Sequence[SupportsDLPack] | Sequence[Weight]
+ActivationClass = Literal["auto", "fp32", "int8"]
 Activation = Literal["identity", "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"]
 Layout = Literal["rows", "columns"]
 RouterKind = Literal["softmax_topk", "topk_softmax", "sigmoid"]
@@ -80,8 +82,9 @@ class Experts:
             "columns" where the features of one input are (gpt-oss and Llama 4 in Transformers).
         interleaved: feature 2i of gate_up is gate i, feature 2i + 1 is up i.
 
-    Every array is fp32, fp16 or bf16 (not necessarily the same one) in CPU memory. In place of a
-    leading expert dimension a list or tuple with one array per expert is fine. Slices are fine as
+    Every array is fp32, fp16 or bf16 (not necessarily the same one) in CPU memory; weights of other
+    formats are passed as `Weight`. In place of a leading expert dimension a list or tuple with one
+    array or Weight per expert is fine. Slices are fine as
     long as the last dimension is contiguous. Tensors that require gradients are used detached.
 
     Raises Error for anything else, with what to change.
@@ -168,6 +171,7 @@ def moe(
     out: A | None = None,
     executor: _core.Executor | None = None,
     skip_sentinel: bool = False,
+    activations: ActivationClass = "auto",
 ) -> A:
     """Return each token's weighted experts: `sum_j weights[t, j] * expert[ids[t, j]](x[t])`.
 
@@ -180,6 +184,9 @@ def moe(
             experts' arrays. Default: a new array of x's library and dtype.
         executor: the threads. Default: one per process. The result does not depend on their number.
         skip_sentinel: the id E is allowed and skipped (expert parallelism: "not on this rank").
+        activations: what x and the intermediate are rounded to inside a product. "fp32": not at
+            all. "int8": per token and 32 inputs, where the weights' format has integer products
+            (fp32 elsewhere). "auto": each format's default, see docs/formats.md.
 
     Returns `out`. Raises Error when shapes, dtypes, devices or ids do not fit.
 
@@ -208,6 +215,7 @@ def moe(
         target,
         workers,
         skip_sentinel,
+        activations,
     )
     result: A = finish()
     return result
@@ -215,22 +223,25 @@ def moe(
 
 def linear(
     x: A,
-    w: SupportsDLPack,
+    w: SupportsDLPack | Weight,
     bias: SupportsDLPack | None = None,
     *,
     layout: Layout = "rows",
     out: A | None = None,
     executor: _core.Executor | None = None,
+    activations: ActivationClass = "auto",
 ) -> A:
     """Return `x @ W.T + bias` with the weight read in place.
 
     Args:
         x: [..., K]; fp32, fp16 or bf16.
-        w: [N, K] (rows) or [K, N] (columns); fp32, fp16 or bf16. Used detached.
+        w: [N, K] (rows) or [K, N] (columns), fp32, fp16 or bf16, used detached; or a `Weight`,
+            which knows its layout.
         bias: [N] or None.
         layout: how `w` lies in memory, see `Experts`.
         out: [..., N], apart from the others. Default: a new array of x's library and dtype.
         executor: the threads. Default: one per process.
+        activations: as in `moe`.
 
     Returns `out`. Products and sums are fp32, rounded once to the output's dtype. Raises Error when
     shapes, dtypes or devices do not fit.
@@ -241,21 +252,23 @@ def linear(
     """
     workers = _workers(executor, "linear")
     x = _constant(plain(x), "linear", "x")
-    w = _detached(plain(w))
+    own = isinstance(w, Weight)
+    w = w if isinstance(w, Weight) else _detached(plain(w))
     shape = getattr(w, "shape", ())
     if len(shape) != 2:
         raise _core.Error(
             f"linear: w must have shape [N, K] (rows) or [K, N] (columns); got {tuple(shape)}. "
             "Pass one weight matrix"
         )
-    target, finish = _target(x, "linear", out, int(shape[0 if layout == "rows" else 1]))
+    target, finish = _target(x, "linear", out, int(shape[0 if own or layout == "rows" else 1]))
     _core.linear(
         native(x),
-        native(w),
+        w if own else native(w),
         None if bias is None else native(_detached(plain(bias))),
         layout,
         target,
         workers,
+        activations,
     )
     result: A = finish()
     return result
@@ -379,10 +392,10 @@ def _detached(array: Any) -> Any:
 
 
 def _weights(array: Any) -> Any:
-    if array is None:
-        return None
+    if array is None or isinstance(array, Weight):
+        return array
     if isinstance(array, list | tuple):
-        return natives([_detached(plain(a)) for a in array])
+        return natives([a if isinstance(a, Weight) else _detached(plain(a)) for a in array])
     return native(_detached(plain(array)))
 
 

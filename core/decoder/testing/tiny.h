@@ -55,11 +55,43 @@ struct TinyShape {
   const char* format = "fp32";
   int64_t hidden = 48, heads = 4, kv_heads = 2, head_dim = 12, inter = 40, layers = 2;
   int64_t experts = 0, top_k = 0, dense_layers = 0, shared_inter = 0, window = 0, rope_dims = -1;
+  int64_t rank = 0, q_rank = 0, value_dim = 0;  // latent attention
   bool renormalize = true, qkv_bias = false, shared_score = false, tied = false, biases = false;
+  bool rope_interleaved = false, sinks = false, gpt_oss_experts = false;
   RouterKind router = RouterKind::softmax_topk;
   QkNorm qk_norm = QkNorm::none;
   float clip_qkv = 0;
 };
+
+inline void add_latent(TinyModel& m, const TinyShape& s, AttentionSpec& a) {
+  LatentSpec& l = a.latent;
+  l.rank = s.rank;
+  l.value_dim = s.value_dim;
+  l.norm_eps = 1e-3f;
+  l.norm = m.norm(s.rank);
+  if (s.q_rank > 0) {
+    l.q_a = m.linear(s.q_rank, s.hidden, s.qkv_bias);
+    l.q_norm = m.norm(s.q_rank);
+  }
+  a.k = m.linear(s.rank + a.rope_dims, s.hidden, s.qkv_bias);
+  for (int64_t i = 0; i < s.heads; ++i) {
+    const Layout layout = i % 2 == 0 ? Layout::columns : Layout::rows;
+    l.k_up.push_back(m.weight(s.rank, s.head_dim - a.rope_dims, layout));
+    l.v_up.push_back(m.weight(s.value_dim, s.rank));
+  }
+}
+
+// Gate and up interleaved, columns layout, biases, the clamped activation.
+inline void add_gpt_oss_experts(TinyModel& m, const TinyShape& s, FfnSpec& f) {
+  f.interleaved = true;
+  f.expert_act = {ActKind::swiglu_oai, 1.702f, 0.9f};
+  for (int64_t e = 0; e < s.experts; ++e) {
+    f.expert_gate.push_back(m.weight(2 * s.inter, s.hidden, Layout::columns));
+    f.expert_down.push_back(m.weight(s.hidden, s.inter, Layout::columns));
+    f.expert_gate_bias.push_back(m.vector(2 * s.inter, 0, 0.2f));
+    f.expert_down_bias.push_back(m.vector(s.hidden, 0, 0.2f));
+  }
+}
 
 inline TinyModel make_tiny(const TinyShape& s) {
   TinyModel m;
@@ -81,10 +113,17 @@ inline TinyModel make_tiny(const TinyShape& s) {
     a.kv_heads = s.kv_heads;
     a.head_dim = s.head_dim;
     a.scale = 1 / std::sqrt(float(s.head_dim));
-    a.q = m.linear(s.heads * s.head_dim, s.hidden, s.qkv_bias);
-    a.k = m.linear(s.kv_heads * s.head_dim, s.hidden, s.qkv_bias);
-    a.v = m.linear(s.kv_heads * s.head_dim, s.hidden, s.qkv_bias);
-    a.o = m.linear(s.hidden, s.heads * s.head_dim);
+    a.rope_dims = s.rope_dims < 0 ? s.head_dim : s.rope_dims;
+    a.rope_interleaved = s.rope_interleaved;
+    a.q = m.linear(s.heads * s.head_dim, s.q_rank > 0 ? s.q_rank : s.hidden, s.qkv_bias);
+    if (s.rank > 0) {
+      add_latent(m, s, a);
+    } else {
+      a.k = m.linear(s.kv_heads * s.head_dim, s.hidden, s.qkv_bias);
+      a.v = m.linear(s.kv_heads * s.head_dim, s.hidden, s.qkv_bias);
+    }
+    a.o = m.linear(s.hidden, a.mixed_dim());
+    if (s.sinks) a.sinks = m.vector(s.heads, 0.5f, 1.5f);
     a.qk_norm = s.qk_norm;
     if (s.qk_norm != QkNorm::none) {
       const bool whole = s.qk_norm == QkNorm::whole;
@@ -92,8 +131,7 @@ inline TinyModel make_tiny(const TinyShape& s) {
       a.k_norm = m.norm(whole ? s.kv_heads * s.head_dim : s.head_dim);
     }
     a.clip_qkv = s.clip_qkv;
-    a.window = s.window;
-    a.rope_dims = s.rope_dims < 0 ? s.head_dim : s.rope_dims;
+    a.window = i % 2 == 0 || !s.sinks ? s.window : 0;  // with sinks: every other layer, as gpt-oss
     for (int64_t j = 0; j < a.rope_dims / 2; ++j) {
       a.inv_freq.push_back(std::pow(10000.0f, -2 * float(j) / float(a.rope_dims)));
     }
@@ -112,7 +150,8 @@ inline TinyModel make_tiny(const TinyShape& s) {
     f.router.renormalize = s.renormalize;
     f.router_w = m.linear(s.experts, s.hidden);
     if (s.router == RouterKind::sigmoid) f.correction = m.vector(s.experts, 0, 0.2f);
-    for (int64_t e = 0; e < s.experts; ++e) {
+    if (s.gpt_oss_experts) add_gpt_oss_experts(m, s, f);
+    for (int64_t e = 0; !s.gpt_oss_experts && e < s.experts; ++e) {
       f.expert_gate.push_back(m.weight(s.inter, s.hidden));
       f.expert_up.push_back(m.weight(s.inter, s.hidden));
       f.expert_down.push_back(m.weight(s.hidden, s.inter));
@@ -177,6 +216,40 @@ inline std::vector<TinyShape> tiny_shapes() {
   s.kv_heads = 1;
   s.experts = 4;
   s.top_k = 1;
+  all.push_back(s);
+  s = {"pairs"};
+  s.rope_interleaved = true;
+  s.rope_dims = 10;
+  s.heads = 70;  // of one KV head: more than a task takes
+  s.kv_heads = 2;
+  all.push_back(s);
+  s = {"gpt_oss", "bf16"};
+  s.sinks = s.gpt_oss_experts = s.qkv_bias = true;
+  s.window = 5;
+  s.experts = 6;
+  s.top_k = 3;
+  s.router = RouterKind::topk_softmax;
+  all.push_back(s);
+  s = {"latent"};
+  s.rank = 20;
+  s.head_dim = 14;
+  s.rope_dims = 6;
+  s.value_dim = 9;
+  s.kv_heads = 1;
+  s.rope_interleaved = true;
+  all.push_back(s);
+  s = {"latent_low", "bf16"};
+  s.rank = 33;
+  s.q_rank = 22;
+  s.head_dim = 20;
+  s.rope_dims = 8;
+  s.value_dim = 16;
+  s.kv_heads = 1;
+  s.heads = 40;
+  s.sinks = s.qkv_bias = true;
+  s.experts = 8;
+  s.top_k = 2;
+  s.router = RouterKind::sigmoid;
   all.push_back(s);
   s = {"dense"};
   s.rope_dims = 0;

@@ -11,8 +11,10 @@
 // Layout of one head in the cache, element code as the row says:
 //   K: blocks of kKeyBlock keys, inside a block [head_dim][kKeyBlock]. A step over d meets 16 keys
 //      side by side: no sum across lanes, no transpose, and the head is one forward stream.
-//   V: [key][value_stride(head_dim)], lanes past head_dim zero: nobody writes them, and a fresh
+//   V: [key][value_stride(value_dim)], lanes past value_dim zero: nobody writes them, and a fresh
 //      cache is zero.
+// Shared (v_cache null, DeepSeek's latents): V[l] is the first value_dim <= head_dim elements of
+// K[l]. There is no second copy: each block of K is transposed once for all rows.
 #pragma once
 #include "base/types.h"
 #include "machine/isa.h"
@@ -20,20 +22,20 @@
 namespace cpumoe {
 
 inline constexpr int64_t kKeyBlock = 16;
-CPUMOE_INLINE int64_t value_stride(int64_t head_dim) { return round_up(head_dim, 16); }
+CPUMOE_INLINE int64_t value_stride(int64_t value_dim) { return round_up(value_dim, 16); }
 // Elements of K and of V of one head with room for `tokens`.
 CPUMOE_INLINE int64_t key_elements(int64_t tokens, int64_t head_dim) {
   return round_up(tokens, kKeyBlock) * head_dim;
 }
-CPUMOE_INLINE int64_t value_elements(int64_t tokens, int64_t head_dim) {
-  return round_up(tokens, kKeyBlock) * value_stride(head_dim);
+CPUMOE_INLINE int64_t value_elements(int64_t tokens, int64_t value_dim) {
+  return round_up(tokens, kKeyBlock) * value_stride(value_dim);
 }
 
 // Copies new tokens of one head into the cache at `position`..position + tokens - 1.
 struct AppendArgs {
   const float* k;  // tokens x head_dim, `stride` elements between tokens
-  const float* v;  // likewise
-  int64_t tokens, head_dim, stride;
+  const float* v;  // tokens x value_dim likewise; null: shared
+  int64_t tokens, head_dim, value_dim, stride;
   int64_t position;
   void* k_cache;  // the head's K and V
   void* v_cache;
@@ -41,24 +43,25 @@ struct AppendArgs {
 
 // Softmax state of a row over a part of its keys: acc[value_stride] = sum of exp(score - max) V,
 // then max and sum. `state_stride` floats in all.
-CPUMOE_INLINE int64_t state_stride(int64_t head_dim) { return value_stride(head_dim) + 16; }
+CPUMOE_INLINE int64_t state_stride(int64_t value_dim) { return value_stride(value_dim) + 16; }
 
 struct AttendArgs {
   const float* q;         // token i, head g: q + i * q_stride + g * head_dim
   int64_t q_stride;       // elements between tokens
   int64_t tokens, group;  // rows M = tokens * group, row r = i * group + g
-  int64_t head_dim;
+  int64_t head_dim, value_dim;
   int64_t position;     // of token 0
   const void* k_cache;  // the head's K and V
-  const void* v_cache;
+  const void* v_cache;  // null: shared
   int64_t key0, key1;  // keys to walk; key0 a multiple of kKeyBlock. Keys no token sees are skipped
   int64_t window;      // 0: none
   float scale, softcap;  // softcap 0: none
   const float* sinks;    // nullable, [group]; give them with one part of the keys only
-  float* out;  // finished rows, laid out as q with out_stride; null: write `state` instead
+  float* out;  // finished rows, token i, head g: out + i * out_stride + g * value_dim; null: write
+               // `state` instead
   int64_t out_stride;
-  float* state;   // M x state_stride(head_dim)
-  void* scratch;  // attend_scratch_bytes(M, head_dim) bytes, 64-byte aligned, uninitialised
+  float* state;   // M x state_stride(value_dim)
+  void* scratch;  // attend_scratch_bytes(M, head_dim, value_dim), 64-byte aligned, uninitialised
 };
 // Rounding: fp32 throughout; sums over d in order, over keys in order within blocks of 64 from
 // key0, so a row's result depends on key0 and the row alone, not on the other rows. exp errs by at
@@ -79,16 +82,17 @@ const AttendKernel* select_attend(Code code, IsaSet isa);
 
 // Keys per softmax step. Scratch: q and acc rows, scores, the fp32 copy of a block of K or V.
 inline constexpr int64_t kScoreBlock = 64;
-CPUMOE_INLINE int64_t attend_scratch_bytes(int64_t rows, int64_t head_dim) {
-  const int64_t lanes = value_stride(head_dim);
-  return 4 * (rows * (2 * lanes + kScoreBlock) + kScoreBlock * lanes + 2 * round_up(rows, 16));
+CPUMOE_INLINE int64_t attend_scratch_bytes(int64_t rows, int64_t head_dim, int64_t value_dim) {
+  const int64_t q = value_stride(head_dim), acc = value_stride(value_dim);
+  return 4 * (rows * (q + acc + kScoreBlock) + kScoreBlock * (q > acc ? q : acc) +
+              2 * round_up(rows, 16));
 }
 
 // Joins the states of the same rows over `parts` disjoint key ranges, in order: state p of row r
 // starts at states + (p * tokens * group + r) * state_stride. Same out layout as AttendArgs.
 struct MergeArgs {
   const float* states;
-  int64_t parts, tokens, group, head_dim;
+  int64_t parts, tokens, group, value_dim;
   float* out;
   int64_t out_stride;
 };

@@ -37,10 +37,12 @@ std::vector<const AttendKernel*> kernels() {
   return out;
 }
 
-// One head's cache and queries, all guarded; `keys` tokens appended from fp32.
+// One head's cache and queries, all guarded; `keys` tokens appended from fp32. With a shared_dim V
+// is that many leading elements of K.
 struct Case {
   const AttendKernel* kernel;
-  int64_t keys, tokens, group, head_dim;
+  int64_t keys, tokens, group, head_dim, value_dim;
+  bool shared;
   int64_t window = 0;
   float softcap = 0;
   std::vector<float> sinks;
@@ -48,48 +50,54 @@ struct Case {
   GuardedBuffer k_cache, v_cache, q, out, scratch;
 
   Case(const AttendKernel* kernel, int64_t keys, int64_t tokens, int64_t group, int64_t head_dim,
-       Rng& rng, float scale = 1)
+       Rng& rng, float scale = 1, int64_t shared_dim = 0)
       : kernel(kernel),
         keys(keys),
         tokens(tokens),
         group(group),
         head_dim(head_dim),
+        value_dim(shared_dim > 0 ? shared_dim : head_dim),
+        shared(shared_dim > 0),
         k(size_t(keys * head_dim)),
         v(k.size()),
         k_cache(size_t(key_elements(keys, head_dim)) * code_bits(kernel->code) / 8),
-        v_cache(size_t(value_elements(keys, head_dim)) * code_bits(kernel->code) / 8),
+        v_cache(size_t(value_elements(keys, value_dim)) * code_bits(kernel->code) / 8),
         q(size_t(tokens * group * head_dim) * 4),
-        out(q.size()),
-        scratch(testing::guarded_bytes(size_t(attend_scratch_bytes(tokens * group, head_dim)))) {
+        out(size_t(tokens * group * value_dim) * 4),
+        scratch(testing::guarded_bytes(
+            size_t(attend_scratch_bytes(tokens * group, head_dim, value_dim)))) {
     testing::fill_random(k.data(), Code::f32, int64_t(k.size()), scale, rng);
     testing::fill_random(v.data(), Code::f32, int64_t(v.size()), 1, rng);
     testing::fill_random(q.data(), Code::f32, tokens * group * head_dim, scale, rng);
     // A fresh cache is zero; the lanes of keys past the end keep NaNs to be discarded.
-    const int64_t lanes = value_stride(head_dim);
+    const int64_t lanes = value_stride(value_dim);
     for (int64_t i = 0; i < keys * lanes; ++i) store_from_float(v_cache.data(), kernel->code, i, 0);
   }
   void append(int64_t from, int64_t count) {
     AppendArgs a{};
     a.k = k.data() + from * head_dim;
-    a.v = v.data() + from * head_dim;
+    a.v = shared ? nullptr : v.data() + from * head_dim;
     a.tokens = count;
     a.head_dim = a.stride = head_dim;
+    a.value_dim = value_dim;
     a.position = from;
     a.k_cache = k_cache.data();
-    a.v_cache = v_cache.data();
+    a.v_cache = shared ? nullptr : v_cache.data();
     kernel->append(a);
   }
   int64_t position() const { return keys - tokens; }
   AttendArgs args(int64_t key0, int64_t key1) {
     AttendArgs a{};
     a.q = q.as<float>();
-    a.q_stride = a.out_stride = group * head_dim;
+    a.q_stride = group * head_dim;
+    a.out_stride = group * value_dim;
     a.tokens = tokens;
     a.group = group;
     a.head_dim = head_dim;
+    a.value_dim = value_dim;
     a.position = position();
     a.k_cache = k_cache.data();
-    a.v_cache = v_cache.data();
+    a.v_cache = shared ? nullptr : v_cache.data();
     a.key0 = key0;
     a.key1 = key1;
     a.window = window;
@@ -101,7 +109,7 @@ struct Case {
     return a;
   }
   double key(int64_t l, int64_t d) const { return stored(k, l, d); }
-  double value(int64_t l, int64_t d) const { return stored(v, l, d); }
+  double value(int64_t l, int64_t d) const { return stored(shared ? k : v, l, d); }
   double stored(const std::vector<float>& x, int64_t l, int64_t d) const {
     char e[4];
     store_from_float(e, kernel->code, 0, x[size_t(l * head_dim + d)]);
@@ -147,14 +155,14 @@ void check_rows(const Case& c, double extra_steps = 0) {
                        gamma(int64_t(6 * steps) + 4 + (last - first + 1));
       double sum = c.sinks.empty() ? 0 : std::exp(double(c.sinks[size_t(g)]) - top);
       for (const double x : s) sum += std::exp(x - top);
-      for (int64_t d = 0; d < c.head_dim; ++d) {
+      for (int64_t d = 0; d < c.value_dim; ++d) {
         double want = 0, magnitude = 0;
         for (int64_t l = first; l <= last; ++l) {
           const double p = std::exp(s[size_t(l - first)] - top) / sum;
           want += p * c.value(l, d);
           magnitude += p * std::fabs(c.value(l, d));
         }
-        const float got = const_cast<Case&>(c).out.as<float>()[(i * c.group + g) * c.head_dim + d];
+        const float got = const_cast<Case&>(c).out.as<float>()[(i * c.group + g) * c.value_dim + d];
         const double bound = (std::exp(2 * e) - 1) * magnitude + kRoundoff * std::fabs(want);
         CHECK_MSG(std::fabs(got - want) <= bound,
                   c.kernel->name << " keys " << c.keys << " tokens " << c.tokens << " group "
@@ -235,6 +243,28 @@ TEST(window_softcap_and_sinks) {
   }
 }
 
+TEST(values_shared_with_keys) {
+  Rng rng(8);
+  for (const AttendKernel* kernel : kernels()) {
+    for (int64_t value_dim : {1, 8, 15, 16, 33, 64}) {
+      for (int64_t rope_dim : {0, 2, 8, 17}) {
+        for (int64_t keys : testing::sizes_near({16, 64, 130})) {
+          const int64_t tokens = std::min<int64_t>(keys, 1 + rng.below(4)), group = 1 + rng.below(9);
+          Case c(kernel, keys, tokens, group, value_dim + rope_dim, rng, 1, value_dim);
+          if (rng.below(2) == 1) c.window = 1 + rng.below(20);
+          c.append(0, keys);
+          kernel->run(c.args(0, keys));
+          check_rows(c);
+        }
+      }
+    }
+    Case deep(kernel, 300, 2, 16, 512 + 64, rng, 1, 512);  // DeepSeek's latent
+    deep.append(0, 300);
+    kernel->run(deep.args(0, 300));
+    check_rows(deep);
+  }
+}
+
 TEST(scores_far_apart) {
   Rng rng(4);
   for (const AttendKernel* kernel : kernels()) {
@@ -249,11 +279,12 @@ TEST(parts_merge_to_the_whole) {
   Rng rng(5);
   for (const AttendKernel* kernel : kernels()) {
     for (int64_t window : {0, 40}) {
-      Case c(kernel, 300, 4, 3, 20, rng, 2);
+      for (const int64_t shared_dim : {0, 12}) {
+      Case c(kernel, 300, 4, 3, 20, rng, 2, shared_dim);
       c.window = window;
       c.sinks = {1, -1, 0};
       c.append(0, 300);
-      const int64_t rows = c.tokens * c.group, stride = state_stride(c.head_dim), parts = 4;
+      const int64_t rows = c.tokens * c.group, stride = state_stride(c.value_dim), parts = 4;
       std::vector<float> states(size_t(parts * rows * stride), kNan);
       for (int64_t p = 0; p < parts; ++p) {  // the last part is empty, the first may see nothing
         AttendArgs a = c.args(p * 128, std::min<int64_t>(300, (p + 1) * 128));
@@ -262,10 +293,11 @@ TEST(parts_merge_to_the_whole) {
         a.state = states.data() + p * rows * stride;
         kernel->run(a);
       }
-      MergeArgs m{states.data(),       parts, c.tokens, c.group, c.head_dim, c.out.as<float>(),
-                  c.group * c.head_dim};
+      MergeArgs m{states.data(),       parts, c.tokens, c.group, c.value_dim, c.out.as<float>(),
+                  c.group * c.value_dim};
       attend_merge(m);
       check_rows(c, parts + 1);
+      }
     }
   }
 }

@@ -187,6 +187,26 @@ void softmax_row(float* s, int64_t lanes, int64_t lo, int64_t hi, float softcap,
   *sum += sum_lanes(total);
 }
 
+// copy[key][lanes] <- the first `dim` elements of the keys [0, 16 panels) of K blocks, as fp32; the
+// lanes past them are 0. Eight keys by eight elements at a time are turned in registers.
+template <Code C>
+void turn_keys(const void* keys, int64_t head_dim, int64_t panels, int64_t dim, int64_t lanes,
+               float* copy) {
+  for (int64_t key = 0; key < panels * kKeyBlock; key += 8) {
+    const int64_t from = key / kKeyBlock * kKeyBlock * head_dim + key % kKeyBlock;
+    for (int64_t d = 0; d < lanes; d += 8) {
+      __m256 v[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        v[i] = d + i < dim ? load8<C>(keys, from + (d + i) * kKeyBlock) : _mm256_setzero_ps();
+      }
+      transpose8(v);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) _mm256_storeu_ps(copy + (key + i) * lanes + d, v[i]);
+    }
+  }
+}
+
 // Where a call's rows live in its scratch (attend_scratch_bytes).
 struct Rows {
   float *q, *acc, *scores, *copy, *top, *sum;
@@ -196,13 +216,13 @@ void finish(const AttendArgs& a, const Rows& w, int64_t lanes) {
   for (int64_t r = 0; r < a.tokens * a.group; ++r) {
     const float* acc = w.acc + r * lanes;
     if (a.out != nullptr) {
-      float* out = a.out + r / a.group * a.out_stride + r % a.group * a.head_dim;
+      float* out = a.out + r / a.group * a.out_stride + r % a.group * a.value_dim;
       const __m256 sum = _mm256_set1_ps(w.sum[r]);
-      for (int64_t d = 0; d < a.head_dim; d += 8) {
-        Vec::store(out + d, _mm256_div_ps(_mm256_loadu_ps(acc + d), sum), a.head_dim - d);
+      for (int64_t d = 0; d < a.value_dim; d += 8) {
+        Vec::store(out + d, _mm256_div_ps(_mm256_loadu_ps(acc + d), sum), a.value_dim - d);
       }
     } else {
-      float* state = a.state + r * state_stride(a.head_dim);
+      float* state = a.state + r * state_stride(a.value_dim);
       for (int64_t d = 0; d < lanes; d += 8) {
         _mm256_storeu_ps(state + d, _mm256_loadu_ps(acc + d));
       }
@@ -215,21 +235,24 @@ void finish(const AttendArgs& a, const Rows& w, int64_t lanes) {
 template <Code C>
 void attend(const AttendArgs& a) {
   constexpr int64_t kBytes = C == Code::f32 ? 4 : 2;
-  const int64_t rows = a.tokens * a.group, lanes = value_stride(a.head_dim);
+  const int64_t rows = a.tokens * a.group, q_lanes = value_stride(a.head_dim);
+  const int64_t lanes = value_stride(a.value_dim);
   Rows w;
   w.q = static_cast<float*>(a.scratch);
-  w.acc = w.q + rows * lanes;
+  w.acc = w.q + rows * q_lanes;
   w.scores = w.acc + rows * lanes;
   w.copy = w.scores + rows * kScoreBlock;
-  w.top = w.copy + kScoreBlock * lanes;
+  w.top = w.copy + kScoreBlock * max64(q_lanes, lanes);
   w.sum = w.top + round_up(rows, 16);
 
   const __m256 scale = _mm256_set1_ps(a.scale);
   for (int64_t r = 0; r < rows; ++r) {
     const float* q = a.q + r / a.group * a.q_stride + r % a.group * a.head_dim;
-    for (int64_t d = 0; d < lanes; d += 8) {
+    for (int64_t d = 0; d < q_lanes; d += 8) {
       const int64_t n = max64(a.head_dim - d, 0);
-      _mm256_storeu_ps(w.q + r * lanes + d, _mm256_mul_ps(Vec::load(q + d, n), scale));
+      _mm256_storeu_ps(w.q + r * q_lanes + d, _mm256_mul_ps(Vec::load(q + d, n), scale));
+    }
+    for (int64_t d = 0; d < lanes; d += 8) {
       _mm256_storeu_ps(w.acc + r * lanes + d, _mm256_setzero_ps());
     }
     w.top[r] = a.sinks != nullptr ? a.sinks[r % a.group] : -FLT_MAX;
@@ -238,14 +261,17 @@ void attend(const AttendArgs& a) {
 
   const char* keys = static_cast<const char*>(a.k_cache);
   const char* values = static_cast<const char*>(a.v_cache);
+  const bool shared = values == nullptr;
   const int64_t end = min64(a.key1, a.position + a.tokens);
   for (int64_t block = a.key0; block < end; block += kScoreBlock) {
     if (a.window > 0 && block + kScoreBlock <= a.position - a.window + 1) continue;
     const int64_t count = min64(kScoreBlock, end - block);
     const int64_t panels = ceil_div(count, kKeyBlock), panel = kKeyBlock * a.head_dim;
     const char* const key = keys + block * a.head_dim * kBytes;
-    const char* const value = values + block * lanes * kBytes;
-    product_any<C>({w.q, lanes, rows, key, kKeyBlock, panel, panels, a.head_dim, w.scores,
+    // Shared: V's product reads the turned copy; what comes next from memory is the next K block.
+    const char* const value = shared ? key + kScoreBlock * a.head_dim * kBytes
+                                     : values + block * lanes * kBytes;
+    product_any<C>({w.q, q_lanes, rows, key, kKeyBlock, panel, panels, a.head_dim, w.scores,
                     kScoreBlock, false, value},
                    panels * panel, w.copy);
     for (int64_t r = 0; r < rows; ++r) {
@@ -255,9 +281,16 @@ void attend(const AttendArgs& a) {
       softmax_row(w.scores + r * kScoreBlock, panels * kKeyBlock, lo, hi, a.softcap, w.top + r,
                   w.sum + r, w.acc + r * lanes, lanes);
     }
-    product_any<C>({w.scores, kScoreBlock, rows, value, lanes, 16, lanes / 16, count, w.acc, lanes,
-                    true, key + kScoreBlock * a.head_dim * kBytes},
-                   count * lanes, w.copy);
+    Product weighted{w.scores, kScoreBlock, rows,  value, lanes, 16,
+                     lanes / 16, count,    w.acc, lanes, true,
+                     key + kScoreBlock * a.head_dim * kBytes};
+    if (shared) {
+      turn_keys<C>(key, a.head_dim, panels, a.value_dim, lanes, w.copy);
+      weighted.b = w.copy;
+      product<Code::f32, false>(weighted);
+    } else {
+      product_any<C>(weighted, count * lanes, w.copy);
+    }
   }
   finish(a, w, lanes);
 }
@@ -278,13 +311,16 @@ CPUMOE_INLINE void scatter(void* p, int64_t i, __m256 v, int64_t n) {
 
 template <Code C>
 void append(const AppendArgs& a) {
-  const int64_t lanes = value_stride(a.head_dim);
+  const int64_t lanes = value_stride(a.value_dim);
   for (int64_t t = 0; t < a.tokens; ++t) {
     const int64_t l = a.position + t;
     const int64_t key = l / kKeyBlock * kKeyBlock * a.head_dim + l % kKeyBlock;
     for (int64_t d = 0; d < a.head_dim; d += 8) {
       const int64_t n = min64(a.head_dim - d, 8);
       scatter<C>(a.k_cache, key + d * kKeyBlock, Vec::load(a.k + t * a.stride + d, n), n);
+    }
+    for (int64_t d = 0; a.v != nullptr && d < a.value_dim; d += 8) {
+      const int64_t n = min64(a.value_dim - d, 8);
       store_lanes<C>(a.v_cache, l * lanes + d, Vec::load(a.v + t * a.stride + d, n), n);
     }
   }

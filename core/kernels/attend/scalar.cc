@@ -14,7 +14,9 @@ void append(const AppendArgs& a) {
     const int64_t block = l / kKeyBlock * kKeyBlock * a.head_dim + l % kKeyBlock;
     for (int64_t d = 0; d < a.head_dim; ++d) {
       store_from_float(a.k_cache, C, block + d * kKeyBlock, a.k[t * a.stride + d]);
-      store_from_float(a.v_cache, C, l * value_stride(a.head_dim) + d, a.v[t * a.stride + d]);
+    }
+    for (int64_t d = 0; a.v != nullptr && d < a.value_dim; ++d) {
+      store_from_float(a.v_cache, C, l * value_stride(a.value_dim) + d, a.v[t * a.stride + d]);
     }
   }
 }
@@ -36,9 +38,19 @@ void scores(const AttendArgs& a, const float* q, int64_t block, int64_t lo, int6
   }
 }
 
+// V[l, d].
+template <Code C>
+float value(const AttendArgs& a, int64_t l, int64_t d) {
+  if (a.v_cache != nullptr) {
+    return load_as_float(a.v_cache, C, l * value_stride(a.value_dim) + d);
+  }
+  return load_as_float(a.k_cache, C,
+                       (l / kKeyBlock * a.head_dim + d) * kKeyBlock + l % kKeyBlock);
+}
+
 template <Code C>
 void attend(const AttendArgs& a) {
-  const int64_t lanes = value_stride(a.head_dim);
+  const int64_t lanes = value_stride(a.value_dim);
   float* acc = static_cast<float*>(a.scratch);
   float p[kScoreBlock];
   for (int64_t r = 0; r < a.tokens * a.group; ++r) {
@@ -60,20 +72,18 @@ void attend(const AttendArgs& a) {
       const float shrink = std::exp(top - higher);
       top = higher;
       sum *= shrink;
-      for (int64_t d = 0; d < a.head_dim; ++d) acc[d] *= shrink;
+      for (int64_t d = 0; d < a.value_dim; ++d) acc[d] *= shrink;
       for (int64_t l = lo; l < hi; ++l) {
         const float w = std::exp(p[l - block] - top);
         sum += w;
-        for (int64_t d = 0; d < a.head_dim; ++d) {
-          acc[d] += w * load_as_float(a.v_cache, C, l * lanes + d);
-        }
+        for (int64_t d = 0; d < a.value_dim; ++d) acc[d] += w * value<C>(a, l, d);
       }
     }
     if (a.out != nullptr) {
-      float* out = a.out + i * a.out_stride + g * a.head_dim;
-      for (int64_t d = 0; d < a.head_dim; ++d) out[d] = acc[d] / sum;
+      float* out = a.out + i * a.out_stride + g * a.value_dim;
+      for (int64_t d = 0; d < a.value_dim; ++d) out[d] = acc[d] / sum;
     } else {
-      float* state = a.state + r * state_stride(a.head_dim);
+      float* state = a.state + r * state_stride(a.value_dim);
       for (int64_t d = 0; d < lanes; ++d) state[d] = acc[d];
       state[lanes] = top;
       state[lanes + 1] = sum;

@@ -34,8 +34,8 @@ const AttendKernel* select_attend(Code code, IsaSet isa) {
 }
 
 void attend_merge(const MergeArgs& a) {
-  const int64_t rows = a.tokens * a.group, stride = state_stride(a.head_dim);
-  const int64_t lanes = value_stride(a.head_dim);
+  const int64_t rows = a.tokens * a.group, stride = state_stride(a.value_dim);
+  const int64_t lanes = value_stride(a.value_dim);
   for (int64_t r = 0; r < rows; ++r) {
     const float* first = a.states + r * stride;
     float top = first[lanes];
@@ -43,16 +43,16 @@ void attend_merge(const MergeArgs& a) {
       const float m = first[p * rows * stride + lanes];
       if (m > top) top = m;
     }
-    float* out = a.out + r / a.group * a.out_stride + r % a.group * a.head_dim;
+    float* out = a.out + r / a.group * a.out_stride + r % a.group * a.value_dim;
     float sum = 0;
-    for (int64_t d = 0; d < a.head_dim; ++d) out[d] = 0;
+    for (int64_t d = 0; d < a.value_dim; ++d) out[d] = 0;
     for (int64_t p = 0; p < a.parts; ++p) {
       const float* state = first + p * rows * stride;
       const float weight = std::exp(state[lanes] - top);
       sum += state[lanes + 1] * weight;
-      for (int64_t d = 0; d < a.head_dim; ++d) out[d] += state[d] * weight;
+      for (int64_t d = 0; d < a.value_dim; ++d) out[d] += state[d] * weight;
     }
-    for (int64_t d = 0; d < a.head_dim; ++d) out[d] /= sum;
+    for (int64_t d = 0; d < a.value_dim; ++d) out[d] /= sum;
   }
 }
 

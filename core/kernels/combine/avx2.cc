@@ -37,14 +37,9 @@ static void combine_as(const CombineArgs& a) {
 }
 
 void combine(const CombineArgs& a) {
-  switch (a.out_code) {
-    case Code::f32:
-      return combine_as<Code::f32>(a);
-    case Code::f16:
-      return combine_as<Code::f16>(a);
-    case Code::bf16:
-      return combine_as<Code::bf16>(a);
-  }
+  if (a.out_code == Code::f32) return combine_as<Code::f32>(a);
+  if (a.out_code == Code::f16) return combine_as<Code::f16>(a);
+  combine_as<Code::bf16>(a);
 }
 
 }  // namespace cpumoe::avx2

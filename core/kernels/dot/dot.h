@@ -18,9 +18,6 @@
 
 namespace cpumoe {
 
-// What the activations are rounded to inside the product; fp32: they are not rounded.
-enum class ActClass : uint8_t { fp32 };
-
 // n_major: c[(n - n0) * c_stride + (m - m0)];  m_major: c[(m - m0) * c_stride + (n - n0)].
 enum class TileOrder : uint8_t { n_major, m_major };
 
@@ -48,7 +45,8 @@ struct PackArgs {
   void* dst;             // act_bytes(m, k) bytes, 64-byte aligned
 };
 
-// Stores a tile of the intermediate: feature n of token m is input k = n of the next product.
+// Stores a tile of the intermediate: feature n of token m is input k = n of the next product. n0 is
+// a multiple of k_group; n1 likewise or k.
 struct StoreMidArgs {
   const float* tile;
   TileOrder order;         // of the tile (that of the kernel which computed it)
@@ -82,6 +80,9 @@ struct DotKernel {
   int64_t m_min, m_max;  // numbers of tokens it is meant for (it is correct for any)
   int64_t m_block, n_block;
   int64_t n_slice;  // preferred features per task, a multiple of n_block; 0: sized by bytes
+  // Inputs that share an activation scale: slices that store_mid is given start at multiples of it
+  // and end at one or at k. 1: none do.
+  int64_t k_group;
   void (*run)(const DotArgs&);
   size_t (*scratch_bytes)(int64_t n, int64_t m, int64_t k);
   size_t (*act_bytes)(int64_t m, int64_t k);
@@ -89,7 +90,9 @@ struct DotKernel {
   void (*store_mid)(const StoreMidArgs&);
   void (*store_out)(const StoreOutArgs&);
 };
-// Rounding: products and sums in fp32, fused or not. Which, and the order of the sum over k, is
+// Rounding, class fp32: products and sums in fp32, fused or not. Class int8: pack and store_mid
+// round activations as quantize.h says; codes times codes are exact integers, or decoded weights
+// times codes fp32; scales, zero points and minima enter in fp32. The order of the sum over k is
 // fixed by the kernel and independent of n0, n1, m0, m1 and of the other tokens. NaN and Inf
 // propagate. Reads no weight byte outside the K (rows) or N (columns) elements of each stored line
 // and nothing of `act` past act_bytes. Never allocates, throws or logs.
@@ -103,8 +106,8 @@ struct DotRequest {
   ActClass act_class;
   int64_t m;  // tokens of one expert
 };
-// Pure: the first row that fits, or null. *why (if given) lists the candidates before it (all of
-// them when null) and their refusals.
+// Pure: the first row that fits, or null. *why (if given) lists the candidates (rows of the code)
+// before it, all of them when null, and their refusals.
 const DotKernel* select_dot(const DotRequest& request, IsaSet isa, std::string* why = nullptr);
 
 }  // namespace cpumoe

@@ -1,5 +1,7 @@
-// Packed activation layouts of the fp32 class: where input k of token m lies. K16 is K rounded up
-// to a multiple of 16.
+// Packed activation layouts: where input k of token m lies. K16 is K rounded up to a multiple of
+// 16, K32 to one of 32.
+//
+// Class fp32:
 //
 //   rows            token after token, K16 floats each; inputs K..K16-1 are zero
 //   rows_even_odd   the same, but of every 16 inputs the 8 even ones come first:
@@ -8,8 +10,23 @@
 //   panels8         8 tokens side by side, one line of 8 floats per input:
 //                     input 0: t0 t1 .. t7 | input 1: t0 t1 .. t7 | ...
 //                   panel p starts at p * K * 8; tokens past the last are zero
+//
+// Class int8 (rounding: quantize.h):
+//   int8_rows       token after token: K32 codes, zeros behind K, then K32 / 32 fp32 scales; lines
+//                   padded to 64 bytes
+//   int8_quads, int8_quads_high, int8_pairs, int8_fours
+//                   token after token, spans of 256 inputs, 448 bytes each (Spans); zeros behind K.
+//                   A span's 8 groups lie side by side in 8 lanes of 4 codes, so that a register
+//                   never holds two scales for one lane and nothing is summed across lanes:
+//                     8 vectors of [lane][4 codes] | fp32 [8] scales | fp32 [8] scale * sum of the
+//                     codes, of the first 16 and of the last 16 | s16 [8][2] minus the sums of each
+//                     lane's codes 0, 1 and 2, 3: of all vectors and of the first four
+//                   Vectors 0..3 hold the first 16 inputs of a group. Which lane a group takes and
+//                   where its inputs lie is what unpacking a code's bits yields for free (Quads ..
+//                   Fours).
 #pragma once
 #include "base/types.h"
+#include "kernels/dot/quantize.h"
 
 namespace cpumoe {
 
@@ -38,6 +55,47 @@ struct Panels8 {
   CPUMOE_INLINE int64_t floats(int64_t tokens, int64_t inputs) {
     return ceil_div(tokens, 8) * 8 * inputs;
   }
+};
+
+struct Int8Rows {
+  CPUMOE_INLINE int64_t line_bytes(int64_t inputs) {
+    return round_up(ceil_div(inputs, kActGroup) * (kActGroup + 4), 64);
+  }
+  CPUMOE_INLINE int64_t code(int64_t m, int64_t k, int64_t inputs) {
+    return m * line_bytes(inputs) + k;
+  }
+  // Byte of the scale of group g.
+  CPUMOE_INLINE int64_t scale(int64_t m, int64_t g, int64_t inputs) {
+    return m * line_bytes(inputs) + round_up(inputs, kActGroup) + g * 4;
+  }
+};
+
+struct Spans {
+  static constexpr int64_t kInputs = 256, kGroups = 8;
+  static constexpr int64_t kScale = 256, kSum = 288, kFirstSum = 320, kLastSum = 352,
+                           kMinusAll = 384, kMinusFirst = 416, kBytes = 448;
+  CPUMOE_INLINE int64_t line_bytes(int64_t inputs) { return ceil_div(inputs, kInputs) * kBytes; }
+};
+// lane(g): of group g of a span. Input e of a group: code byte(e) of its lane in vector(e).
+struct Quads {
+  static constexpr int lane(int g) { return g / 2 + g % 2 * 4; }
+  static constexpr int vector(int e) { return e / 4; }
+  static constexpr int byte(int e) { return e % 4; }
+};
+struct QuadsHigh {  // q6_k: groups 2, 3, 6, 7 come from high nibbles
+  static constexpr int lane(int g) { return g % 2 + g / 4 * 2 + g / 2 % 2 * 4; }
+  static constexpr int vector(int e) { return e / 4; }
+  static constexpr int byte(int e) { return e % 4; }
+};
+struct Pairs {  // even inputs, then odd ones
+  static constexpr int lane(int g) { return g / 2 + g % 2 * 4; }
+  static constexpr int vector(int e) { return e / 16 * 4 + e % 2 * 2 + e / 8 % 2; }
+  static constexpr int byte(int e) { return e % 8 / 2; }
+};
+struct Fours {  // every fourth input
+  static constexpr int lane(int g) { return QuadsHigh::lane(g); }
+  static constexpr int vector(int e) { return e / 16 * 4 + e % 4; }
+  static constexpr int byte(int e) { return e % 16 / 4; }
 };
 
 }  // namespace cpumoe

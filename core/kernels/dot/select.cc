@@ -5,8 +5,8 @@
 
 namespace cpumoe {
 
-#define CPUMOE_DOT(isa, shape, code, layout, act_layout, order, m_min, m_max, m_block, n_block, \
-                   n_slice)                                                                     \
+#define CPUMOE_DOT(isa, shape, code, layout, act_class, act_layout, order, m_min, m_max, m_block, \
+                   n_block, n_slice)                                                              \
   namespace isa {                                                                               \
   void dot_##shape##_##layout##_##code(const DotArgs&);                                         \
   size_t scratch_##shape(int64_t n, int64_t m, int64_t k);                                      \
@@ -26,14 +26,26 @@ size_t act_bytes_rows_even_odd(int64_t m, int64_t k) {
   return size_t(RowsEvenOdd::floats(m, k)) * 4;
 }
 size_t act_bytes_panels8(int64_t m, int64_t k) { return size_t(Panels8::floats(m, k)) * 4; }
+size_t act_bytes_int8_rows(int64_t m, int64_t k) { return size_t(m * Int8Rows::line_bytes(k)); }
+#define CPUMOE_SPANS(act_layout)                                                                  \
+  size_t act_bytes_##act_layout(int64_t m, int64_t k) { return size_t(m * Spans::line_bytes(k)); } \
+  constexpr int64_t k_group_##act_layout = kActGroup;
+CPUMOE_SPANS(int8_quads)
+CPUMOE_SPANS(int8_quads_high)
+CPUMOE_SPANS(int8_pairs)
+CPUMOE_SPANS(int8_fours)
+#undef CPUMOE_SPANS
 
-#define CPUMOE_DOT(isa, shape, code, layout, act_layout, order, m_min, m_max, m_block, n_block, \
-                   n_slice)                                                                     \
+constexpr int64_t k_group_rows = 1, k_group_rows_even_odd = 1, k_group_panels8 = 1,
+                  k_group_int8_rows = kActGroup;
+
+#define CPUMOE_DOT(isa, shape, code, layout, act_class, act_layout, order, m_min, m_max, m_block, \
+                   n_block, n_slice)                                                              \
   {#isa "_" #shape "_" #layout "_" #code,                                                       \
    Isa::isa,                                                                                    \
    Code::code,                                                                                  \
    Layout::layout,                                                                              \
-   ActClass::fp32,                                                                              \
+   ActClass::act_class,                                                                         \
    #act_layout,                                                                                 \
    TileOrder::order,                                                                            \
    m_min,                                                                                       \
@@ -41,6 +53,7 @@ size_t act_bytes_panels8(int64_t m, int64_t k) { return size_t(Panels8::floats(m
    m_block,                                                                                     \
    n_block,                                                                                     \
    n_slice,                                                                                     \
+   k_group_##act_layout,                                                                        \
    isa::dot_##shape##_##layout##_##code,                                                        \
    isa::scratch_##shape,                                                                        \
    act_bytes_##act_layout,                                                                      \
@@ -56,9 +69,8 @@ const char* layout_name(Layout l) { return l == Layout::rows ? "rows" : "columns
 
 // Empty when the kernel fits.
 std::string refusal(const DotKernel& k, const DotRequest& r, IsaSet isa) {
-  if (k.code != r.code) return std::string("reads ") + code_name(k.code) + " weights";
   if (k.layout != r.layout) return std::string("reads the ") + layout_name(k.layout) + " layout";
-  if (k.act_class != r.act_class) return "has another activation class";
+  if (k.act_class != r.act_class) return std::string("is of class ") + act_class_name(k.act_class);
   if (!isa.has(k.isa)) return std::string("needs ") + isa_name(k.isa) + ", which may not be used";
   if (max64(r.m, 1) < k.m_min) return "is for " + std::to_string(k.m_min) + " tokens or more";
   if (r.m > k.m_max) return "is for " + std::to_string(k.m_max) + " tokens or fewer";
@@ -75,6 +87,7 @@ const DotKernel* dot_kernels(int* count) {
 const DotKernel* select_dot(const DotRequest& request, IsaSet isa, std::string* why) {
   std::string reasons;
   for (const DotKernel& k : kKernels) {
+    if (k.code != request.code) continue;
     const std::string r = refusal(k, request, isa);
     if (r.empty()) {
       if (why != nullptr) *why = reasons;
@@ -84,7 +97,8 @@ const DotKernel* select_dot(const DotRequest& request, IsaSet isa, std::string* 
   }
   if (why != nullptr) {
     *why = std::string("no dot kernel for ") + code_name(request.code) + " weights in " +
-           layout_name(request.layout) + " layout and " + std::to_string(request.m) +
+           layout_name(request.layout) + " layout, class " + act_class_name(request.act_class) +
+           " and " + std::to_string(request.m) +
            " tokens: " + reasons;
   }
   return nullptr;

@@ -1,7 +1,9 @@
-// Room `rope`: rotary positions on half-split pairs, and the table of their cosines and sines.
+// Room `rope`: rotary positions on pairs, and the table of their cosines and sines.
 //   angle[r, j] = fp32(position[r]) * inv_freq[j]      rounded to fp32, as Transformers does
-//   x[r, h, j]        <- x[j] * cos - x[j + half] * sin       j in [0, half), half = dims / 2
-//   x[r, h, j + half] <- x[j + half] * cos + x[j] * sin       elements from `dims` on stay
+//   a <- a * cos - b * sin, b <- b * cos + a * sin     elements from `dims` on stay
+// Pair j in [0, half), half = dims / 2, of x[r, h]:
+//   half-split:  a = x[j], b = x[j + half]
+//   interleaved: a = x[2j], b = x[2j + 1]     (DeepSeek; GGUF's llama)
 #pragma once
 #include "base/types.h"
 #include "machine/isa.h"
@@ -16,9 +18,10 @@ struct RopeArgs {
   const float* cos;    // rows x dims / 2, `table_stride` elements between rows
   const float* sin;
   int64_t table_stride;
+  bool interleaved = false;
 };
 // Rounding: two products and one sum per element, one rounding each or fused: at most
-// 3 eps (|x[j] cos| + |x[j + half] sin|) from float64 on the same table. NaN and Inf propagate.
+// 3 eps (|a cos| + |b sin|) from float64 on the same table. NaN and Inf propagate.
 struct RopeKernel {
   const char* name;
   Isa isa;

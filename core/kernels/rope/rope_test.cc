@@ -35,8 +35,10 @@ std::vector<const RopeKernel*> kernels() {
 TEST(pairs_rotate_and_the_rest_stays) {
   Rng rng(1);
   for (const RopeKernel* kernel : kernels()) {
-    for (int64_t dims : {0, 2, 6, 14, 16, 18, 32, 64, 128}) {
-      for (int64_t extra : {0, 1, 8}) {
+    for (int64_t dims : {0, 2, 6, 8, 14, 16, 18, 32, 64, 128}) {
+      for (int variant = 0; variant < 6; ++variant) {
+        const int64_t extra = variant % 3 == 0 ? 0 : variant % 3 == 1 ? 1 : 8;
+        const bool interleaved = variant >= 3;
         const int64_t half = dims / 2, head_dim = std::max<int64_t>(dims + extra, 1);
         const int64_t rows = 3, heads = 2, stride = heads * head_dim + 5;
         const int64_t used = (rows - 1) * stride + heads * head_dim;
@@ -50,8 +52,8 @@ TEST(pairs_rotate_and_the_rest_stays) {
           rope_table(positions[r], inv_freq.data(), half, 1.25f, cos.as<float>() + r * half,
                      sin.as<float>() + r * half);
         }
-        RopeArgs a{x.as<float>(),   rows, heads, head_dim, stride, dims, cos.as<float>(),
-                   sin.as<float>(), half};
+        RopeArgs a{x.as<float>(),   rows, heads,      head_dim, stride, dims, cos.as<float>(),
+                   sin.as<float>(), half, interleaved};
         kernel->run(a);
         std::vector<float> want(before);
         std::vector<double> bound(before.size());
@@ -59,7 +61,8 @@ TEST(pairs_rotate_and_the_rest_stays) {
           for (int64_t j = 0; j < half; ++j) {
             const double c = cos.as<float>()[r * half + j], s = sin.as<float>()[r * half + j];
             for (int64_t h = 0; h < heads; ++h) {
-              const size_t at = size_t(r * stride + h * head_dim + j), to = at + size_t(half);
+              const size_t at = size_t(r * stride + h * head_dim + (interleaved ? 2 * j : j));
+              const size_t to = at + size_t(interleaved ? 1 : half);
               const double first = before[at], second = before[to];
               want[at] = float(first * c - second * s);
               want[to] = float(second * c + first * s);
@@ -71,7 +74,7 @@ TEST(pairs_rotate_and_the_rest_stays) {
         }
         for (size_t i = 0; i < before.size(); ++i) {
           CHECK_MSG(std::fabs(double(x.as<float>()[i]) - want[i]) <= bound[i],
-                    kernel->name << " dims " << dims << " at " << i << ": " << x.as<float>()[i]
+                    kernel->name << (interleaved ? " interleaved" : "") << " dims " << dims << " at " << i << ": " << x.as<float>()[i]
                                  << " not " << want[i]);
         }
       }
@@ -99,6 +102,8 @@ TEST(nan_stays_in_its_pair) {
     x[3] = std::numeric_limits<float>::quiet_NaN();
     kernel->run({x.data(), 1, 1, 40, 40, 40, cos.data(), sin.data(), 20});
     for (size_t i = 0; i < 40; ++i) CHECK_EQ(std::isnan(x[i]), i == 3 || i == 23);
+    kernel->run({x.data(), 1, 1, 20, 40, 20, cos.data(), sin.data(), 20, true});
+    for (size_t i = 0; i < 40; ++i) CHECK_EQ(std::isnan(x[i]), i == 2 || i == 3 || i == 23);
   }
 }
 

@@ -18,15 +18,18 @@ namespace scalar {
 
 void rope(const RopeArgs& a) {
   const int64_t half = a.dims / 2;
+  const int64_t step = a.interleaved ? 2 : 1, apart = a.interleaved ? 1 : half;
   for (int64_t r = 0; r < a.rows; ++r) {
     const float* cos = a.cos + r * a.table_stride;
     const float* sin = a.sin + r * a.table_stride;
     for (int64_t h = 0; h < a.heads; ++h) {
       float* x = a.x + r * a.row_stride + h * a.head_dim;
       for (int64_t j = 0; j < half; ++j) {
-        const float first = x[j], second = x[j + half];
-        x[j] = first * cos[j] - second * sin[j];
-        x[j + half] = second * cos[j] + first * sin[j];
+        float& first = x[j * step];
+        float& second = x[j * step + apart];
+        const float before = first;
+        first = before * cos[j] - second * sin[j];
+        second = second * cos[j] + before * sin[j];
       }
     }
   }

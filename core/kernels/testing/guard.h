@@ -32,6 +32,11 @@ class GuardedBuffer {
         data_(o.data_),
         mapped_(o.mapped_),
         bytes_(o.bytes_) {}
+  GuardedBuffer& operator=(GuardedBuffer&& o) noexcept {
+    std::swap(map_, o.map_), std::swap(data_, o.data_);
+    std::swap(mapped_, o.mapped_), std::swap(bytes_, o.bytes_);
+    return *this;
+  }
   GuardedBuffer(const GuardedBuffer&) = delete;
   GuardedBuffer& operator=(const GuardedBuffer&) = delete;
   char* data() { return data_; }

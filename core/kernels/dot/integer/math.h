@@ -1,0 +1,167 @@
+// Class int8, the arithmetic of a span: 256 inputs whose 8 groups of 32 lie in 8 lanes (Spans in
+// layouts.h). Codes times codes are exact integers; a lane meets fp32 once a span. Included by
+// avx2.cc files only.
+#pragma once
+#include <immintrin.h>
+
+#include "base/types.h"
+#include "kernels/dot/layouts.h"
+
+namespace cpumoe::avx2 {
+
+// How a code enters a product.
+struct Math {
+  // Signed bytes: maddubs(|w|, sign(a, w)), at most 128 * 127 * 2, widened at once. Else unsigned
+  // codes whose sums over a lane (16 products each half of it, 8 with `parts`) fit in 16 bits after
+  // `middle` has been subtracted; before that they may wrap.
+  bool bytes = false;
+  int middle = 0;
+  // A group's halves of 16 inputs are apart: whole (no), ints (factors s16, or plain 1 without
+  // `scaled`), floats (one fp32 scale each).
+  enum Parts { whole, ints, floats } parts = whole;
+  bool scaled = false;
+  // + offset * sum of the activations, per group or per half.
+  enum Offset { none, group, halves } offset = none;
+};
+
+// fp32 scales and offsets per lane, s16 factors per pair of codes; which are set depends on Math.
+struct Factors {
+  __m256 s0, s1, o0, o1;
+  __m256i c0, c1;
+};
+
+CPUMOE_INLINE __m256i load_codes(const char* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+CPUMOE_INLINE __m256 load_floats(const char* p) {
+  return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+}
+
+template <int kBy>
+CPUMOE_INLINE __m256i times(__m256i v) {
+  if constexpr ((kBy & (kBy - 1)) == 0) return _mm256_slli_epi16(v, __builtin_ctz(unsigned(kBy)));
+  return _mm256_mullo_epi16(v, _mm256_set1_epi16(short(kBy)));
+}
+
+// Integer sums of vectors [kBegin, kEnd), R rows x T tokens: int32 per lane, or (not bytes) s16.
+// codes(r, v): vector v of row r. x + t * xs: the span of token t.
+template <Math M, int R, int T, int kBegin, int kEnd, class Codes>
+CPUMOE_INLINE void sum_codes(__m256i p[R][T], const Codes& codes, const char* x, int64_t xs) {
+#pragma GCC unroll 8
+  for (int v = kBegin; v < kEnd; ++v) {
+    __m256i w[R], sign[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      w[r] = codes(r, v);
+      if (M.bytes) sign[r] = w[r], w[r] = _mm256_abs_epi8(w[r]);
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      const __m256i a = load_codes(x + t * xs + v * 32);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        if constexpr (M.bytes) {
+          const __m256i product = _mm256_maddubs_epi16(w[r], _mm256_sign_epi8(a, sign[r]));
+          const __m256i wide = _mm256_madd_epi16(product, _mm256_set1_epi16(1));
+          p[r][t] = v == kBegin ? wide : _mm256_add_epi32(p[r][t], wide);
+        } else {
+          const __m256i product = _mm256_maddubs_epi16(w[r], a);
+          p[r][t] = v == kBegin && M.middle == 0 ? product : _mm256_add_epi16(p[r][t], product);
+        }
+      }
+    }
+  }
+}
+
+// Adds the span to acc[r][t] (8 lanes of fp32 each).
+template <Math M, int R, int T, class Codes, class RowFactors>
+CPUMOE_INLINE void add_span(__m256 acc[R][T], const Codes& codes, const RowFactors& factors,
+                            const char* x, int64_t xs) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i p[R][T];
+  const auto start = [&](bool last) __attribute__((always_inline)) {
+    if constexpr (M.middle != 0) {
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        const __m256i all = load_codes(x + t * xs + Spans::kMinusAll);
+        const __m256i first = load_codes(x + t * xs + Spans::kMinusFirst);
+        const __m256i sums = M.parts == Math::whole ? all
+                             : last                 ? _mm256_sub_epi16(all, first)
+                                                    : first;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) p[r][t] = times<M.middle == 0 ? 1 : M.middle>(sums);
+      }
+    }
+  };
+  const auto widen = [&](__m256i v, __m256i by) __attribute__((always_inline)) {
+    return M.bytes ? v : _mm256_madd_epi16(v, by);
+  };
+  const auto finish = [&](int r, int t, __m256i sums, __m256 s) __attribute__((always_inline)) {
+    const __m256 scale = _mm256_mul_ps(s, load_floats(x + t * xs + Spans::kScale));
+    acc[r][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums), scale, acc[r][t]);
+  };
+  if constexpr (M.parts == Math::whole) {
+    start(false);
+    sum_codes<M, R, T, 0, 8>(p, codes, x, xs);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const __m256 s = factors(r).s0;
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) finish(r, t, widen(p[r][t], ones), s);
+    }
+  } else {
+    __m256i head[R][T];
+    start(false);
+    sum_codes<M, R, T, 0, 4>(p, codes, x, xs);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        if constexpr (M.parts == Math::floats) {
+          finish(r, t, widen(p[r][t], ones), factors(r).s0);
+        } else {
+          head[r][t] = widen(p[r][t], M.scaled ? factors(r).c0 : ones);
+        }
+      }
+    }
+    start(true);
+    sum_codes<M, R, T, 4, 8>(p, codes, x, xs);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        if constexpr (M.parts == Math::floats) {
+          finish(r, t, widen(p[r][t], ones), factors(r).s1);
+        } else {
+          const __m256i tail = widen(p[r][t], M.scaled ? factors(r).c1 : ones);
+          finish(r, t, _mm256_add_epi32(head[r][t], tail), factors(r).s0);
+        }
+      }
+    }
+  }
+  if constexpr (M.offset != Math::none) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const Factors f = factors(r);
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        const char* at = x + t * xs;
+        if constexpr (M.offset == Math::group) {
+          acc[r][t] = _mm256_fmadd_ps(f.o0, load_floats(at + Spans::kSum), acc[r][t]);
+        } else {
+          acc[r][t] = _mm256_fmadd_ps(f.o0, load_floats(at + Spans::kFirstSum), acc[r][t]);
+          acc[r][t] = _mm256_fmadd_ps(f.o1, load_floats(at + Spans::kLastSum), acc[r][t]);
+        }
+      }
+    }
+  }
+}
+
+// The sums of eight vectors' lanes, in order.
+CPUMOE_INLINE __m256 sum_lanes(const __m256 v[8]) {
+  const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+  const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+  return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+}  // namespace cpumoe::avx2

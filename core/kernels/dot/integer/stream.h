@@ -1,0 +1,166 @@
+// A few tokens: the codes of a span are unpacked once, in registers, and multiplied with all tokens.
+// Bound by memory: rows are read one after the other, one stream per core. Included by avx2.cc
+// files only.
+#pragma once
+#include "kernels/dot/dot.h"
+#include "kernels/dot/integer/plain.h"
+
+namespace cpumoe::avx2 {
+
+// Spans that eight rows take before the next ones: the tokens' spans stay in L1.
+template <int T>
+constexpr int64_t kStreamSpans = T == 1 ? 64 : T == 2 ? 16 : 8;
+constexpr int64_t kStreamRows = 8;
+constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
+
+template <Math M>
+constexpr int64_t kFactorFloats = 8 * ((M.parts == Math::floats ? 2 : 1) +
+                                       (M.offset == Math::none     ? 0
+                                        : M.offset == Math::group ? 1
+                                                                  : 2));
+
+// Factors of a plain code's span, as expand() lays them out.
+template <Math M>
+CPUMOE_INLINE void load_factors(const float* p, Factors& f) {
+  constexpr int64_t kParts = M.parts == Math::floats ? 2 : 1;
+  f.s0 = _mm256_loadu_ps(p);
+  if (kParts == 2) f.s1 = _mm256_loadu_ps(p + 8);
+  if (M.offset != Math::none) f.o0 = _mm256_loadu_ps(p + 8 * kParts);
+  if (M.offset == Math::halves) f.o1 = _mm256_loadu_ps(p + 8 * kParts + 8);
+}
+
+// The span at p, whose bytes past `bytes` are not there.
+template <class S>
+CPUMOE_INLINE void copy_span(const char* p, int64_t bytes, char* to) {
+  memset(to, 0, size_t(S::kSpanBytes));
+  memcpy(to, p, size_t(bytes));
+}
+
+template <class S, bool kHalves, int T>
+CPUMOE_INLINE void stream_span(__m256 acc[1][T], const char* p, const float* plain, const char* x,
+                               int64_t xs) {
+  constexpr Math M = S::math(kHalves);
+  __m256i w[8];
+  Factors f;
+  S::decode(p, w);
+  if constexpr (S::kPlain) {
+    load_factors<M>(plain, f);
+  } else {
+    S::factors(p, f);
+  }
+  add_span<M, 1, T>(acc, [&](int, int v) __attribute__((always_inline)) { return w[v]; },
+                    [&](int) __attribute__((always_inline)) -> const Factors& { return f; }, x,
+                    xs);
+}
+
+// Spans [first, last) of one row; `sums`: T vectors to start from and to leave the sums in.
+template <class S, bool kHalves, int T>
+CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* plain,
+                              int64_t first, int64_t last, int64_t row_bytes, const char* x,
+                              int64_t xs, float* sums) {
+  constexpr int64_t kStep = kFactorFloats<S::math(kHalves)>;
+  __m256 acc[1][T];
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t)
+    acc[0][t] = first == 0 ? _mm256_setzero_ps() : _mm256_load_ps(sums + t * kStreamRows * 8);
+  const int64_t whole = min64(last, row_bytes / S::kSpanBytes);
+  int64_t i = first;
+  for (; i < whole; ++i) {
+    const char* ahead = next + i * S::kSpanBytes;
+#pragma GCC unroll 4
+    for (int64_t b = 0; b < S::kSpanBytes; b += 128) {
+      _mm_prefetch(reinterpret_cast<const char*>(
+                       reinterpret_cast<uintptr_t>(ahead + b) & ~uintptr_t(127)),
+                   _MM_HINT_T1);
+    }
+    stream_span<S, kHalves, T>(acc, row + i * S::kSpanBytes, plain + (i - first) * kStep,
+                               x + i * Spans::kBytes, xs);
+  }
+  if (i < last) {
+    alignas(32) char part[S::kSpanBytes];
+    copy_span<S>(row + i * S::kSpanBytes, row_bytes - i * S::kSpanBytes, part);
+    stream_span<S, kHalves, T>(acc, part, plain + (i - first) * kStep, x + i * Spans::kBytes, xs);
+  }
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) _mm256_store_ps(sums + t * kStreamRows * 8, acc[0][t]);
+}
+
+// All features of the slice for T tokens from m on.
+template <class S, Code C, bool kHalves, int T>
+void stream_tokens(const DotArgs& a, int64_t m) {
+  constexpr Math M = S::math(kHalves);
+  const WeightView& w = *a.w;
+  const int64_t xs = Spans::line_bytes(w.k), spans = ceil_div(w.k, Spans::kInputs);
+  const int64_t stride = line_bytes(C, w.stride), bytes = line_bytes(C, w.k);
+  const char* base = static_cast<const char*>(w.data);
+  const char* x = static_cast<const char*>(a.act) + m * xs;
+  float* c = a.c + (m - a.m0) * a.c_stride;
+  alignas(32) float sums[T * kStreamRows * 8];
+  alignas(32) float plain[S::kPlain ? kFactorFloats<M> * kStreamSpans<T> : 8];
+  for (int64_t n = a.n0; n < a.n1; n += kStreamRows) {
+    const int64_t rows = min64(kStreamRows, a.n1 - n);
+    int64_t first = 0;
+    do {
+      const int64_t last = min64(spans, first + kStreamSpans<T>);
+      // Rows ahead, in the order of use.
+      const int64_t ahead =
+          max64(1, kStreamAhead / max64(64, (last - first) * S::kSpanBytes));
+      for (int64_t r = 0; r < rows; ++r) {
+        const char* p = base + (n + r) * stride;
+        const char* next = p;
+        int64_t row = r + ahead, shift = 0;
+        if (row >= rows && spans > kStreamSpans<T>) {
+          row -= rows;
+          if (last < spans) {
+            shift = kStreamSpans<T> * S::kSpanBytes;
+          } else {
+            row += kStreamRows, shift = -first * S::kSpanBytes;
+          }
+        }
+        if (n + row < a.n1) {
+          next = base + (n + row) * stride + shift;
+        } else if (a.next != nullptr) {
+          next = static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
+        }
+        if constexpr (S::kPlain) {
+          const GridRow g = grid_row(w, n + r, S::kCountedFrom, S::kMiddle);
+          expand<typename S::Order, kHalves, M.offset != Math::none>(
+              g, first, last, w.k, S::kFactor, plain, kFactorFloats<M>);
+        }
+        stream_row<S, kHalves, T>(p, next, plain, first, last, bytes, x, xs, sums + r * 8);
+      }
+      first = last;
+    } while (first < spans);
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      __m256 v[8];
+#pragma GCC unroll 8
+      for (int r = 0; r < 8; ++r)
+        v[r] = r < rows ? _mm256_load_ps(sums + (t * kStreamRows + r) * 8) : _mm256_setzero_ps();
+      _mm256_store_ps(c + t * a.c_stride + (n - a.n0), sum_lanes(v));
+    }
+  }
+}
+
+template <class S, Code C, bool kHalves>
+CPUMOE_INLINE void stream_all(const DotArgs& a) {
+  for (int64_t m = a.m0; m < a.m1;) {
+    const int64_t left = a.m1 - m;
+    if (left == 1) {
+      stream_tokens<S, C, kHalves, 1>(a, m), m += 1;
+    } else if (left == 2) {
+      stream_tokens<S, C, kHalves, 2>(a, m), m += 2;
+    } else if (left == 3) {
+      stream_tokens<S, C, kHalves, 3>(a, m), m += 3;
+    } else {
+      stream_tokens<S, C, kHalves, 4>(a, m), m += 4;
+    }
+  }
+}
+template <class S, Code C>
+void stream(const DotArgs& a) {
+  if (S::kPlain && a.w->format->scale_cols == 16) return stream_all<S, C, S::kPlain>(a);
+  stream_all<S, C, false>(a);
+}
+
+}  // namespace cpumoe::avx2
