@@ -18,6 +18,7 @@ def tables() -> str:
         ("a cell of `bench layer`", result.CELL_FIELDS),
         ("its `peer`", result.PEER_FIELDS),
         ("a cell of `bench e2e`", result.E2E_FIELDS),
+        ("its `peer` (`benchmarks/e2e/against_llama_cpp.py`)", result.E2E_PEER_FIELDS),
     ):
         rows = [f"| `{name}` | {meaning} |" for name, (_, meaning) in fields.items()]
         parts.append("\n".join([f"### {title}", "", "| field | meaning |", "| --- | --- |", *rows]))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-DTYPES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
+DTYPES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "U8": 1}
 
 
 def header_of(tensors: dict[str, tuple[str, list[int]]]) -> dict:

@@ -16,7 +16,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -96,17 +96,25 @@ def shards(all_tensors: list[Tensor]) -> list[list[Tensor]]:
     return result
 
 
+def places(all_tensors: Iterable[Tensor]) -> dict[str, int]:
+    """Where in the pattern each tensor begins: behind the one before it."""
+    found, at = {}, 0
+    for name, shape, deviation in all_tensors:
+        found[name] = at
+        at += math.prod(shape) if deviation else 0
+    return found
+
+
 class Pattern:
-    """Random bf16 numbers: one block, scaled, read from a place that moves on with every tensor."""
+    """Random bf16 numbers: one block, scaled, read from another place by every tensor."""
 
     def __init__(self, seed: int) -> None:
         """Draws the block."""
         self._block = np.random.default_rng(seed).standard_normal(PERIOD, dtype=np.float32)
         self._scaled: dict[float, memoryview] = {}
-        self._at = 0
 
-    def pieces(self, elements: int, deviation: float) -> Iterator[memoryview]:
-        """`elements` bf16 numbers as byte pieces."""
+    def pieces(self, place: int, elements: int, deviation: float) -> Iterator[memoryview]:
+        """`elements` bf16 numbers from `place` on, as byte pieces."""
         if deviation == 0:
             yield memoryview(np.full(elements, 0x3F80, np.uint16)).cast("B")
             return
@@ -114,11 +122,11 @@ class Pattern:
             bits = (self._block * np.float32(deviation)).view(np.uint32)
             rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
             self._scaled[deviation] = memoryview(rounded.astype(np.uint16)).cast("B")
-        block = self._scaled[deviation]
+        block, at = self._scaled[deviation], place % PERIOD
         while elements > 0:
-            count = min(elements, PERIOD - self._at)
-            yield block[2 * self._at : 2 * (self._at + count)]
-            self._at = (self._at + count) % PERIOD
+            count = min(elements, PERIOD - at)
+            yield block[2 * at : 2 * (at + count)]
+            at = (at + count) % PERIOD
             elements -= count
 
 
@@ -146,7 +154,13 @@ class Progress:
         )
 
 
-def write_shard(path: Path, part: list[Tensor], pattern: Pattern, progress: Progress) -> None:
+def write_shard(
+    path: Path,
+    part: list[Tensor],
+    pattern: Pattern,
+    place: dict[str, int],
+    progress: Progress,
+) -> None:
     """Writes one safetensors file: length of the header, header, bytes in the header's order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -158,8 +172,8 @@ def write_shard(path: Path, part: list[Tensor], pattern: Pattern, progress: Prog
     text += b" " * (-len(text) % 64 + 56)  # the data starts on a cache line
     with path.open("wb", buffering=1 << 20) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, shape, deviation in part:
-            for piece in pattern.pieces(math.prod(shape), deviation):
+        for name, shape, deviation in part:
+            for piece in pattern.pieces(place[name], math.prod(shape), deviation):
                 file.write(piece)
                 progress.add(len(piece))
 
@@ -216,23 +230,28 @@ def tokenizer(vocab: int) -> dict[str, object]:
     }
 
 
+def require_space(folder: Path, total: int) -> None:
+    """Ends the program unless `total` bytes fit into the folder."""
+    free = shutil.disk_usage(folder).free
+    if total * 1.02 > free:
+        sys.exit(
+            f"make_synthetic: {folder} must have {total / 1e9:.1f} GB free; it has "
+            f"{free / 1e9:.1f} GB. Choose another directory or fewer --layers"
+        )
+
+
 def make(a: argparse.Namespace) -> None:
     """Writes the checkpoint into a.dir."""
     all_tensors = list(tensors(a))
     total = sum(2 * math.prod(shape) for _, shape, _ in all_tensors)
     a.dir.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(a.dir).free
-    if total * 1.02 > free:
-        sys.exit(
-            f"make_synthetic: {a.dir} must have {total / 1e9:.1f} GB free; it has "
-            f"{free / 1e9:.1f} GB. Choose another directory or fewer --layers"
-        )
+    require_space(a.dir, total)
     parts = shards(all_tensors)
-    pattern, progress = Pattern(a.seed), Progress(total)
+    pattern, place, progress = Pattern(a.seed), places(all_tensors), Progress(total)
     index: dict[str, str] = {}
     for i, part in enumerate(parts, 1):
         name = f"model-{i:05}-of-{len(parts):05}.safetensors"
-        write_shard(a.dir / name, part, pattern, progress)
+        write_shard(a.dir / name, part, pattern, place, progress)
         index |= {tensor[0]: name for tensor in part}
     files = {
         "model.safetensors.index.json": {"metadata": {"total_size": total}, "weight_map": index},
@@ -260,6 +279,12 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     p.add_argument("dir", type=Path)
+    add_geometry(p)
+    make(p.parse_args(argv))
+
+
+def add_geometry(p: argparse.ArgumentParser) -> None:
+    """The options of the geometry; their defaults are Qwen3-30B-A3B's, with 8 layers."""
     defaults = {
         "layers": 8,
         "hidden": 2048,
@@ -274,7 +299,6 @@ def main(argv: list[str] | None = None) -> None:
     }
     for name, value in defaults.items():
         p.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
-    make(p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -81,6 +81,51 @@ TEST(every_wrong_shape_is_named) {
   }
 }
 
+TinyModel tiny(const std::string& name) {
+  for (const testing::TinyShape& s : tiny_shapes()) {
+    if (s.name == name) return make_tiny(s);
+  }
+  CHECK_MSG(false, "no tiny model " << name);
+  return {};
+}
+
+TEST(every_wrong_latent_shape_is_named) {
+  struct Wrong {
+    std::function<void(AttentionSpec&)> spoil;
+    const char* message;
+  };
+  const Wrong all[] = {
+      {[](AttentionSpec& a) { a.sinks.size = 39; }, "attention.sinks: shape must be [40]; got [39]"},
+      {[](AttentionSpec& a) { a.kv_heads = 2; }, "latent attention must have one KV head"},
+      {[](AttentionSpec& a) { a.qk_norm = QkNorm::whole; }, "no q/k norm and no clip"},
+      {[](AttentionSpec& a) { a.rope_dims = 20, a.inv_freq.resize(10); },
+       "heads must have elements without rope, and values; got 0 and 16"},
+      {[](AttentionSpec& a) { a.latent.value_dim = 0; }, "got 12 and 0"},
+      {[](AttentionSpec& a) { a.latent.norm.data = nullptr; },
+       "layer 0 attention.latent_norm: a vector of 33 elements must be present"},
+      {[](AttentionSpec& a) { a.latent.rank = 32; }, "attention.k: shape must be [40, 48]"},
+      {[](AttentionSpec& a) { a.q.w.k = 48; }, "attention.q: shape must be [800, 22]"},
+      {[](AttentionSpec& a) { a.latent.q_norm.size = 21; }, "q_norm: shape must be [22]; got [21]"},
+      {[](AttentionSpec& a) { a.latent.q_a.w.k = 47; }, "attention.q_a: shape must be [22, 48]"},
+      {[](AttentionSpec& a) { a.o.w.k = 800; }, "attention.o: shape must be [48, 640]"},
+      {[](AttentionSpec& a) { a.latent.k_up.pop_back(); },
+       "must hold one weight per head (40); got 39 and 40"},
+      {[](AttentionSpec& a) { a.latent.k_up[3].k = 20; }, "k_up[3]: shape must be [33, 12]"},
+      {[](AttentionSpec& a) { a.latent.v_up[5].n = 12; }, "v_up[5]: shape must be [16, 33]"},
+  };
+  const TinyModel good = tiny("latent_low");
+  for (const Wrong& w : all) {
+    ModelSpec m = good.spec;
+    w.spoil(m.layers[0].attn);
+    CHECK_THROWS(check_model(m), w.message);
+  }
+}
+
+TEST(a_latent_is_cached_once) {
+  const TinyModel m = tiny("latent_low");  // two layers of 33 + 8 elements, whatever the 40 heads
+  CHECK_EQ(KvCache(m.spec, 16, Code::bf16).bytes_per_token(), 2 * (33 + 8) * 2);
+}
+
 int64_t resident_bytes() {
   long total = 0, resident = 0;
   std::FILE* f = std::fopen("/proc/self/statm", "r");

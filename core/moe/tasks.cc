@@ -10,6 +10,11 @@ constexpr int64_t kLeastBytes = 32 << 10;
 // A slice is at most this part of what is left for each worker, so the last ones are small and
 // nobody waits for long at the end of a phase.
 constexpr int64_t kShares = 4;
+// Few tokens, columns: a core reads whole lines of memory, one after the other, much faster than parts
+// of them, so that slices are as large as an equal share, and not too narrow in the end
+// (`moe_moe_bench layout=columns interleaved=1 hidden=2880 inter=2880 experts=32 top_k=4`).
+constexpr int64_t kWideShares = 1;
+constexpr int64_t kFinest = 32;  // part of the slice that the kernel prefers
 // Up to about here a product costs what reading its weights costs.
 constexpr int64_t kFreeTokens = 8;
 // fp32 tile, beside a block of decoded weights and one of activations, in 512 KiB or more of L2.
@@ -32,9 +37,12 @@ int64_t feature_cost(const Product& p) {
 SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left, int workers) {
   const DotKernel& k = *p.kernel;
   const int64_t cost = feature_cost(p);
-  const int64_t share = max64(kLeastBytes, cost_left / (kShares * workers)) / cost;
+  const bool wide = k.layout == Layout::columns && p.tokens < kFreeTokens;
+  const int64_t shares = (wide ? kWideShares : kShares) * workers;
+  const int64_t share = max64(kLeastBytes, cost_left / shares) / cost;
   const int64_t most = k.n_slice > 0 ? k.n_slice : kMostBytes / max64(1, p.feature_bytes);
-  const int64_t features = even(features_left, min64(share, most), p.step);
+  const int64_t least = k.n_slice / kFinest;
+  const int64_t features = even(features_left, min64(max64(share, least), most), p.step);
   // Three blocks of tokens at least: kernels keep two or three of them in registers.
   const int64_t step = 3 * k.m_block;
   const int64_t tokens = min64(kMostTokens, kTileBytes / (4 * features * p.rows_per_feature));

@@ -14,7 +14,6 @@ import numpy as np
 
 from cpumoe import _core
 
-
 # Endings of the names of dtypes that neither protocol can name -> ours.
 _BYTES = {"float8_e4m3fn": "e4m3", "float8_e8m0fnu": "e8m0"}
 

@@ -101,7 +101,7 @@ def test_a_wrong_operator_stops_the_command(capsys, monkeypatch, tiny_shape, ste
         (["--tokens", "1,x"], "--tokens must be positive integers"),
         (["--tokens", "0"], "--tokens must be positive integers"),
         (["--threads", "-1"], "--threads must be positive integers"),
-        (["--peer", "nobody"], "the peer must be one of transformers"),
+        (["--peer", "nobody"], "the peer must be one of llama_cpp, transformers"),
         (["--pages", "large"], "--pages must be huge or small"),
     ],
 )
@@ -151,6 +151,7 @@ def test_a_peer_that_is_wrong_stops_the_command(capsys, monkeypatch, tmp_path, t
         "    name = 'zero'\n"
         "    def available(self): return None\n"
         "    def prepare(self, weights, small, threads, memory): pass\n"
+        "    def stored(self): return None\n"
         "    def settle(self, x, ids, scores): return {}\n"
         "    def run(self, x, ids, scores): return 1.0, np.zeros(x.shape, np.float32)\n"
         "    def release(self): pass\n"

@@ -1,12 +1,11 @@
 """Bounded fuzzing of what strangers write: the safetensors header and config.json.
 
-CPUMOE_FUZZ_SECONDS (default 20, all tests together) sets how long. Whatever the bytes, the answer
-is a model or an Error: no other exception, no crash, no read outside the file.
+Whatever the bytes, the answer is a model or an Error: no other exception, no crash, no read outside
+the file. tests/fuzzing.py says for how long.
 """
 
 import contextlib
 import json
-import os
 import random
 import time
 
@@ -17,20 +16,11 @@ from hypothesis import strategies as st
 import cpumoe
 from cpumoe import Error
 from cpumoe.checkpoint import open_safetensors
+from fuzzing import SECONDS, rounds
 from hostile import QWEN3, checkpoint, header_of, pack, qwen3_tensors, values, write
 
-SECONDS = float(os.environ.get("CPUMOE_FUZZ_SECONDS", "20")) / 4
 TENSORS = {"a": ("F32", [2, 3]), "b": ("BF16", [4]), "c": ("F16", [0, 5]), "d": ("I32", [3])}
 WHOLE = pack(header_of(TENSORS), bytes(range(44)))
-
-
-def rounds():
-    """Seeds until the time is up; the first hundred always."""
-    end = time.monotonic() + SECONDS
-    seed = 0
-    while seed < 100 or time.monotonic() < end:
-        yield seed
-        seed += 1
 
 
 def inspect(path):

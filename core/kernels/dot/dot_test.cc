@@ -1,18 +1,15 @@
 // Every row of kernels.inc that this CPU (or CPUMOE_ISA) may use, against float64 arithmetic on the
-// decoded weights.
+// decoded weights and on the activations as the kernel's class rounds them.
 #include "kernels/dot/dot.h"
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "kernels/testing/guard.h"
-#include "kernels/testing/random.h"
+#include "kernels/testing/dot_problem.h"
 #include "kernels/testing/sizes.h"
-#include "kernels/testing/tolerance.h"
 #include "testing/test.h"
 
 namespace cpumoe {
@@ -20,125 +17,44 @@ namespace {
 
 using testing::dot_bound;
 using testing::fill_random;
-using testing::guarded_bytes;
+using testing::formats_of;
 using testing::GuardedBuffer;
+using testing::kernels_under_test;
+using testing::Problem;
+using testing::quantized_dot_bound;
+using testing::random_format;
 using testing::Rng;
+using testing::same_bits;
 using testing::sizes_near;
+using testing::weight_parts;
 
-IsaSet test_isa() {
-  const char* forced = std::getenv("CPUMOE_ISA");
-  return usable_isa(forced != nullptr ? forced : "");
-}
-
-std::vector<DotKernel> kernels_under_test() {
-  int count = 0;
-  const DotKernel* all = dot_kernels(&count);
-  std::vector<DotKernel> out;
-  for (int i = 0; i < count; ++i) {
-    if (test_isa().has(all[i].isa)) out.push_back(all[i]);
-  }
-  return out;
-}
-
-// Where input k of token m lies, from the layout diagrams, written independently of the kernels.
-int64_t act_position(const std::string& layout, int64_t m, int64_t k, int64_t inputs) {
-  const int64_t line = (inputs + 15) / 16 * 16;
-  if (layout == "rows") return m * line + k;
-  if (layout == "rows_even_odd") return m * line + k / 16 * 16 + k % 2 * 8 + k % 16 / 2;
-  CHECK_EQ(layout, std::string("panels8"));
-  return m / 8 * inputs * 8 + k * 8 + m % 8;
-}
-
-// Weights that end at a guard page, with NaNs between the lines, and tokens gathered by index.
-struct Problem {
-  const DotKernel& kernel;
-  int64_t n, k, m, stride;
-  GuardedBuffer weights, source, act;
-  WeightView view;
-  std::vector<int32_t> index;
-  MatrixView x;
-
-  Problem(const DotKernel& kernel, int64_t n, int64_t k, int64_t m, int64_t gap, Code x_code,
-          Rng& rng)
-      : kernel(kernel),
-        n(n),
-        k(k),
-        m(m),
-        stride(line_length() + gap),
-        weights(weight_span()),
-        source(size_t((m + 2) * k) * code_bits(x_code) / 8),
-        act(guarded_bytes(kernel.act_bytes(m, k))) {
-    view = {find_format(code_name(kernel.code)), kernel.layout, n, k, stride, weights.data()};
-    const int64_t lines = kernel.layout == Layout::rows ? n : k;
-    for (int64_t i = 0; i < lines && line_length() > 0; ++i) {
-      fill_random(weights.data() + i * stride * element(), kernel.code, line_length(), 1, rng);
-    }
-    fill_random(source.data(), x_code, (m + 2) * k, 1, rng);
-    x = {source.data(), x_code, m + 2, k, k};
-    for (int64_t i = 0; i < m; ++i) index.push_back(int32_t(rng.below(m + 2)));
-  }
-  int64_t element() const { return int64_t(code_bits(kernel.code)) / 8; }
-  int64_t line_length() const { return kernel.layout == Layout::rows ? k : n; }
-  size_t weight_span() const {
-    const int64_t lines = kernel.layout == Layout::rows ? n : k;
-    return lines == 0 || line_length() == 0
-               ? 0
-               : size_t(((lines - 1) * stride + line_length()) * element());
-  }
-  void set_weight(int64_t i, int64_t j, float v) {
-    const int64_t at = kernel.layout == Layout::rows ? i * stride + j : j * stride + i;
-    store_from_float(weights.data(), kernel.code, at, v);
-  }
-  float token(int64_t i, int64_t j) const {
-    return load_as_float(x.data, x.code, index[size_t(i)] * x.stride + j);
-  }
-  void set_token(int64_t i, int64_t j, float v) {
-    store_from_float(source.data(), x.code, index[size_t(i)] * x.stride + j, v);
-  }
-  void pack() { kernel.pack({x, index.data(), 0, m, m, act.data()}); }
-
-  // The tile of [n0, n1) x [m0, m1) as [feature][token].
-  std::vector<float> run(int64_t n0, int64_t n1, int64_t m0, int64_t m1) const {
-    const bool n_major = kernel.order == TileOrder::n_major;
-    const int64_t features = round_up(n1 - n0, kernel.n_block),
-                  tokens = round_up(m1 - m0, kernel.m_block);
-    const int64_t c_stride = round_up(n_major ? tokens : features, 16);
-    GuardedBuffer c(size_t((n_major ? features : tokens) * c_stride) * 4);
-    GuardedBuffer scratch(guarded_bytes(kernel.scratch_bytes(n1 - n0, m1 - m0, k)));
-    kernel.run({&view, n0, n1, const_cast<GuardedBuffer&>(act).data(), m, m0, m1, c.as<float>(),
-                c_stride, scratch.data()});
-    std::vector<float> out;
-    for (int64_t i = 0; i < n1 - n0; ++i) {
-      for (int64_t j = 0; j < m1 - m0; ++j) {
-        out.push_back(c.as<float>()[n_major ? i * c_stride + j : j * c_stride + i]);
-      }
-    }
-    return out;
-  }
-};
-
-bool same_bits(float a, float b) { return float_to_bits(a) == float_to_bits(b); }
+constexpr Code kTokenCodes[] = {Code::f32, Code::f16, Code::bf16};
 
 void check_against_float64(const DotKernel& kernel, int64_t n, int64_t k, int64_t m, Rng& rng) {
-  const Code codes[] = {Code::f32, Code::f16, Code::bf16};
-  Problem p(kernel, n, k, m, rng.below(2) * rng.below(20), codes[rng.below(3)], rng);
+  Problem p(kernel, random_format(kernel.code, rng), n, k, m, kTokenCodes[rng.below(3)], rng);
   p.pack();
-  const std::vector<float> got = p.run(0, n, 0, m);
-  std::vector<double> x(size_t(m * k)), w(static_cast<size_t>(k));
-  for (int64_t i = 0; i < m * k; ++i) x[size_t(i)] = p.token(i / k, i % k);
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < k; ++j) w[size_t(j)] = decode_weight(p.view, i, j);
+  const std::vector<float> got = p.run(0, p.n, 0, m);
+  std::vector<std::vector<double>> x;
+  for (int64_t t = 0; t < m; ++t) x.push_back(p.rounded(t));
+  std::vector<double> w(static_cast<size_t>(p.k));
+  for (int64_t i = 0; i < p.n; ++i) {
+    for (int64_t j = 0; j < p.k; ++j) w[size_t(j)] = decode_weight(p.view(), i, j);
+    const bool exact = kernel.act_class == ActClass::fp32;  // of fp32 weights as decoded
+    const std::vector<double> parts = exact ? w : weight_parts(p.view(), i);
     for (int64_t t = 0; t < m; ++t) {
       double want = 0, magnitude = 0;
-      for (int64_t j = 0; j < k; ++j) {
-        const double product = w[size_t(j)] * x[size_t(t * k + j)];
-        want += product;
-        magnitude += std::fabs(product);
+      for (size_t j = 0; j < w.size(); ++j) {
+        want += w[j] * x[size_t(t)][j];
+        magnitude += std::fabs(parts[j] * x[size_t(t)][j]);
       }
       const double error = std::fabs(double(got[size_t(i * m + t)]) - want);
-      CHECK_MSG(error <= dot_bound(k, magnitude),
-                kernel.name << " n=" << n << " k=" << k << " m=" << m << " at " << i << "," << t
-                            << " got " << got[size_t(i * m + t)] << " want " << want);
+      // rows_scaled: scales meet sums, not weights.
+      const bool plain = exact && std::string(kernel.act_layout) != "rows_scaled";
+      const double bound = plain ? dot_bound(p.k, magnitude) : quantized_dot_bound(p.k, magnitude);
+      CHECK_MSG(error <= bound, kernel.name << " " << p.view().format->name << " n=" << p.n
+                                            << " k=" << p.k << " m=" << m << " at " << i << ","
+                                            << t << " got " << got[size_t(i * m + t)] << " want "
+                                            << want << " bound " << bound);
     }
   }
 }
@@ -148,6 +64,7 @@ TEST(products_match_float64_around_every_block) {
                              ns = sizes_near({3, 12, 24, 96, 192});
   const std::vector<int64_t> ms = sizes_near({3, 5, 8, 16, 24, 32, 48});
   for (const DotKernel& kernel : kernels_under_test()) {
+    if (!is_float(kernel.code)) continue;
     Rng rng(1);
     for (const int64_t m : ms) {
       for (const int64_t k : ks) {
@@ -162,15 +79,34 @@ TEST(products_match_float64_around_every_block) {
   }
 }
 
+TEST(quantised_products_match_float64_around_every_block) {
+  for (const DotKernel& kernel : kernels_under_test()) {
+    if (is_float(kernel.code)) continue;
+    Rng rng(2);
+    const int64_t ns[] = {1, 7, 8, 9, 16, 17, 33, 50};
+    for (const int64_t m : sizes_near({4, 8, 16, 24})) {
+      for (const int64_t k : sizes_near({16, 32, 48, 64, 128, 256, 512, 768})) {
+        check_against_float64(kernel, ns[rng.below(8)], k, m, rng);
+      }
+    }
+    for (const int64_t m : {1, 4, 9}) {  // past spans that are taken at a time
+      check_against_float64(kernel, 10, 5000, m, rng);
+      check_against_float64(kernel, 300, 70, m, rng);
+    }
+  }
+}
+
 TEST(slices_and_other_tokens_change_no_bit) {
   for (const DotKernel& kernel : kernels_under_test()) {
-    Rng rng(2);
-    const int64_t n = 200, k = 300, m = 37;
-    Problem p(kernel, n, k, m, 3, Code::f32, rng);
+    Rng rng(3);
+    const testing::RandomFormat format = random_format(kernel.code, rng);
+    const int64_t m = 37;
+    Problem p(kernel, format, 200, 300, m, Code::f32, rng);
     p.pack();
+    const int64_t n = p.n, k = p.k, step = kernel.n_block;
     const std::vector<float> whole = p.run(0, n, 0, m);
     for (int64_t n0 = 0; n0 < n;) {
-      const int64_t n1 = min64(n, n0 + kernel.n_block * (1 + rng.below(6)));
+      const int64_t n1 = min64(n, n0 + step * (1 + rng.below(6)));
       for (int64_t m0 = 0; m0 < m;) {
         const int64_t m1 = min64(m, m0 + kernel.m_block * (1 + rng.below(5)));
         const std::vector<float> part = p.run(n0, n1, m0, m1);
@@ -186,8 +122,9 @@ TEST(slices_and_other_tokens_change_no_bit) {
       n0 = n1;
     }
     // One token alone, through its own packing.
-    Problem one(kernel, n, k, 1, 3, Code::f32, rng);
-    std::memcpy(one.weights.data(), p.weights.data(), p.weight_span());
+    Problem one(kernel, format, 1, k, 1, Code::f32, rng);
+    one.weights.view = p.view();
+    one.n = n;
     for (int64_t j = 0; j < k; ++j) one.set_token(0, j, p.token(m - 1, j));
     one.pack();
     const std::vector<float> alone = one.run(0, n, 0, 1);
@@ -196,19 +133,26 @@ TEST(slices_and_other_tokens_change_no_bit) {
   }
 }
 
+void set_weight(Problem& p, int64_t i, int64_t j, float v) {
+  const bool rows = p.kernel.layout == Layout::rows;
+  store_from_float(p.weights.codes.data(), p.kernel.code,
+                   rows ? i * p.view().stride + j : j * p.view().stride + i, v);
+}
+
 TEST(nan_and_infinity_reach_their_own_outputs_only) {
   const float nan = std::numeric_limits<float>::quiet_NaN(),
               inf = std::numeric_limits<float>::infinity();
   for (const DotKernel& kernel : kernels_under_test()) {
+    if (!is_float(kernel.code) || kernel.act_class != ActClass::fp32) continue;
     for (const int64_t m : {1, 3, 8, 13, 26}) {
       for (const int64_t k : {5, 16, 37, 270}) {
-        Rng rng(3);
+        Rng rng(4);
         const int64_t n = 29;
-        Problem p(kernel, n, k, m, 1, Code::f32, rng);
+        Problem p(kernel, {formats_of(kernel.code)[0], {.gap = 1}}, n, k, m, Code::f32, rng);
         for (int64_t t = 0; t < m; ++t) p.index[size_t(t)] = int32_t(t);
-        for (int64_t j = 0; j < k; ++j) p.set_weight(5, j, 1);
-        p.set_weight(2, k - 1, nan);
-        p.set_weight(n - 1, 0, inf);
+        for (int64_t j = 0; j < k; ++j) set_weight(p, 5, j, 1);
+        set_weight(p, 2, k - 1, nan);
+        set_weight(p, n - 1, 0, inf);
         p.set_token(m - 1, k - 1, inf);
         for (int64_t t = 0; t < m; ++t) p.set_token(t, 0, t % 2 == 0 ? 0.0f : -1.0f);
         p.pack();
@@ -229,98 +173,46 @@ TEST(nan_and_infinity_reach_their_own_outputs_only) {
   }
 }
 
+TEST(nan_scales_and_tokens_reach_their_own_outputs_only) {
+  for (const DotKernel& kernel : kernels_under_test()) {
+    for (const Format* format : formats_of(kernel.code)) {
+      const bool own_scale = !format->scaled() || format->scale_rows == 1;
+      for (const int64_t m : {1, 3, 4, 7, 18}) {
+        Rng rng(5);
+        const int64_t n = 24, k = rng.below(2) == 0 ? 600 : 520;
+        Problem p(kernel, {format, {.scales = Code::f16}}, n, k, m, Code::f32, rng);
+        for (int64_t t = 0; t < m; ++t) p.index[size_t(t)] = int32_t(t);
+        const int64_t feature = rng.below(n), token = m - 1;
+        const bool has_nan = own_scale && set_nan(p.weights, feature, p.k - 1);
+        p.set_token(token, p.k - 2, rng.below(2) == 0 ? INFINITY : NAN);
+        p.pack();
+        const std::vector<float> got = p.run(0, n, 0, m);
+        for (int64_t i = 0; i < n; ++i) {
+          for (int64_t t = 0; t < m; ++t) {
+            const bool bad = (has_nan && i == feature) || t == token;
+            // A product of an infinity stays one in class fp32 unless the weight is 0.
+            const float v = got[size_t(i * m + t)];
+            CHECK_MSG(bad ? !std::isfinite(v) : std::isfinite(v),
+                      kernel.name << " " << format->name << " m=" << m << " at " << i << "," << t
+                                  << " got " << v);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(empty_slices_write_nothing_and_no_inputs_give_zero) {
   for (const DotKernel& kernel : kernels_under_test()) {
-    Rng rng(4);
-    Problem p(kernel, 20, 7, 9, 0, Code::f32, rng);
+    Rng rng(6);
+    const testing::RandomFormat format = random_format(kernel.code, rng);
+    Problem p(kernel, format, 24, 7, 9, Code::f32, rng);
     p.pack();
     CHECK(p.run(16, 16, 0, 9).empty());
     CHECK(p.run(0, 20, 8, 8).empty());
-    Problem none(kernel, 20, 0, 9, 0, Code::f32, rng);
+    Problem none(kernel, format, 24, 0, 9, Code::f32, rng);
     none.pack();
-    for (const float v : none.run(0, 20, 0, 9)) CHECK(same_bits(v, 0.0f));
-  }
-}
-
-// Checks act against want(m, k) bit for bit, and that padding inputs and tokens are zero.
-template <class F>
-void check_act(const DotKernel& kernel, const float* act, int64_t m, int64_t k, F want) {
-  const int64_t floats = int64_t(kernel.act_bytes(m, k)) / 4;
-  std::vector<float> expected(static_cast<size_t>(floats), 0.0f);
-  for (int64_t t = 0; t < m; ++t) {
-    for (int64_t j = 0; j < k; ++j) {
-      expected[size_t(act_position(kernel.act_layout, t, j, k))] = want(t, j);
-    }
-  }
-  for (int64_t i = 0; i < floats; ++i) {
-    CHECK_MSG(same_bits(act[i], expected[size_t(i)]),
-              kernel.name << " m=" << m << " k=" << k << " float " << i << " of " << floats << ": "
-                          << act[i] << " for " << expected[size_t(i)]);
-  }
-}
-
-TEST(pack_gathers_bit_for_bit) {
-  for (const DotKernel& kernel : kernels_under_test()) {
-    Rng rng(5);
-    for (const Code code : {Code::f32, Code::f16, Code::bf16}) {
-      for (const int64_t m : sizes_near({8, 16})) {
-        for (const int64_t k : sizes_near({8, 16, 32})) {
-          Problem p(kernel, 1, k, m, 0, code, rng);
-          for (int64_t m0 = 0; m0 < m; m0 += kernel.m_block) {
-            kernel.pack({p.x, p.index.data(), m0, min64(m, m0 + kernel.m_block), m, p.act.data()});
-          }
-          check_act(kernel, p.act.as<float>(), m, k,
-                    [&](int64_t t, int64_t j) { return p.token(t, j); });
-          kernel.pack({p.x, nullptr, 0, m, m, p.act.data()});
-          check_act(kernel, p.act.as<float>(), m, k,
-                    [&](int64_t t, int64_t j) { return load_as_float(p.x.data, code, t * k + j); });
-        }
-      }
-    }
-  }
-}
-
-// Cuts 0..size at random multiples of `step`.
-std::vector<int64_t> cuts(int64_t size, int64_t step, Rng& rng) {
-  std::vector<int64_t> out{0};
-  while (out.back() < size) out.push_back(min64(size, out.back() + step * (1 + rng.below(4))));
-  return out;
-}
-
-TEST(store_mid_places_tiles_bit_for_bit) {
-  for (const DotKernel& kernel : kernels_under_test()) {
-    Rng rng(6);
-    for (const TileOrder order : {TileOrder::n_major, TileOrder::m_major}) {
-      for (const int64_t m : sizes_near({4, 8, 16, 24})) {
-        for (const int64_t k : sizes_near({8, 16, 48})) {
-          for (const int64_t step : {1, 8}) {  // tiles of any kernel: blocks of 1 or 8 tokens
-            std::vector<float> mid(size_t(m * k));
-            fill_random(mid.data(), Code::f32, m * k, 1, rng);
-            GuardedBuffer act(guarded_bytes(kernel.act_bytes(m, k)));
-            const std::vector<int64_t> ms = cuts(m, step, rng), ks = cuts(k, step, rng);
-            for (size_t a = 0; a + 1 < ms.size(); ++a) {
-              for (size_t b = 0; b + 1 < ks.size(); ++b) {
-                const int64_t tokens = ms[a + 1] - ms[a], features = ks[b + 1] - ks[b];
-                const bool n_major = order == TileOrder::n_major;
-                const int64_t stride = round_up(n_major ? tokens : features, 16);
-                const int64_t lines = n_major ? features : round_up(tokens, step);
-                GuardedBuffer tile(size_t(lines * stride) * 4);
-                for (int64_t t = 0; t < tokens; ++t) {
-                  for (int64_t f = 0; f < features; ++f) {
-                    tile.as<float>()[n_major ? f * stride + t : t * stride + f] =
-                        mid[size_t((ms[a] + t) * k + ks[b] + f)];
-                  }
-                }
-                kernel.store_mid({tile.as<float>(), order, stride, ks[b], ks[b + 1], ms[a],
-                                  ms[a + 1], m, k, act.data()});
-              }
-            }
-            check_act(kernel, act.as<float>(), m, k,
-                      [&](int64_t t, int64_t j) { return mid[size_t(t * k + j)]; });
-          }
-        }
-      }
-    }
+    for (const float v : none.run(0, 24, 0, 9)) CHECK(same_bits(v, 0.0f));
   }
 }
 
@@ -370,60 +262,6 @@ TEST(store_out_scales_and_adds_bit_for_bit) {
       }
     }
   }
-}
-
-TEST(list_is_well_formed) {
-  int count = 0;
-  const DotKernel* all = dot_kernels(&count);
-  for (int i = 0; i < count; ++i) {
-    const DotKernel& k = all[i];
-    CHECK_GE(k.m_min, 1);
-    CHECK_LE(k.m_min, k.m_max);
-    CHECK(k.m_block >= 1 && k.n_block >= 1 && k.n_slice % k.n_block == 0);
-    CHECK_EQ(k.act_bytes(0, 5), size_t(0));
-    for (int j = 0; j < i; ++j) CHECK_NE(std::string(k.name), std::string(all[j].name));
-  }
-}
-
-IsaSet set_of(std::initializer_list<Isa> isas) {
-  IsaSet s{0};
-  for (const Isa i : isas) s.mask |= 1u << unsigned(i);
-  return s;
-}
-
-TEST(selection_golden_table) {
-  struct Golden {
-    const char* set;
-    Code code;
-    Layout layout;
-    int64_t m;
-    const char* name;
-  };
-  const Golden golden[] = {
-#include "kernels/dot/selection_golden.inc"
-  };
-  for (const Golden& g : golden) {
-    const bool wide = std::string(g.set) == "avx2";
-    const IsaSet isa = wide ? set_of({Isa::scalar, Isa::avx2}) : set_of({Isa::scalar});
-    if (wide && !test_isa().has(Isa::avx2)) continue;
-    const DotKernel* k = select_dot({g.code, g.layout, ActClass::fp32, g.m}, isa);
-    CHECK(k != nullptr);
-    CHECK_EQ(std::string(k->name), std::string(g.name));
-  }
-}
-
-TEST(refusal_names_every_candidate) {
-  std::string why;
-  CHECK(select_dot({Code::bf16, Layout::rows, ActClass::fp32, 4}, IsaSet{0}, &why) == nullptr);
-  CHECK(why.find("bf16 weights in rows layout, class fp32 and 4 tokens") != std::string::npos);
-  int count = 0;
-  const DotKernel* all = dot_kernels(&count);
-  for (int i = 0; i < count; ++i) {
-    CHECK_EQ(why.find(all[i].name) != std::string::npos, all[i].code == Code::bf16);
-  }
-  CHECK(why.find("scalar_plain_rows_bf16 needs scalar, which may not be used") !=
-        std::string::npos);
-  CHECK(why.find("scalar_plain_columns_bf16 reads the columns layout") != std::string::npos);
 }
 
 }  // namespace

@@ -7,6 +7,9 @@
 //   rows_even_odd   the same, but of every 16 inputs the 8 even ones come first:
 //                     0 2 4 6 8 10 12 14 | 1 3 5 7 9 11 13 15 | 16 18 ...
 //                   (two bf16 weights share 32 bits: a shift yields the even one, a mask the odd)
+//   rows_scaled     token after token; of every 32 inputs 0 4 8 .. 28 come first, then 1 5 .. 29,
+//                   2 6 .. 30, 3 7 .. 31, each 128 inputs times a power of two; zeros behind K up to
+//                   K32. Behind them a factor for every 128, lines padded to 64 bytes (RowsScaled).
 //   panels8         8 tokens side by side, one line of 8 floats per input:
 //                     input 0: t0 t1 .. t7 | input 1: t0 t1 .. t7 | ...
 //                   panel p starts at p * K * 8; tokens past the last are zero
@@ -47,6 +50,28 @@ struct RowsEvenOdd {
   CPUMOE_INLINE int64_t floats(int64_t tokens, int64_t inputs) {
     return tokens * round_up(inputs, 16);
   }
+};
+// Weights of 4 and 8 bits moved to the exponent and mantissa of an fp32 are 2^-120 of their value,
+// down to its subnormals. With activations just below overflow the products are normal numbers, and
+// the factor 2^(120 - e) of a group takes both powers of two back.
+struct RowsScaled {
+  static constexpr int64_t kGroup = 128;
+  CPUMOE_INLINE int64_t line(int64_t inputs) {
+    return round_up(round_up(inputs, 32) + ceil_div(inputs, kGroup), 16);
+  }
+  CPUMOE_INLINE int64_t pos(int64_t m, int64_t k, int64_t inputs) {
+    return m * line(inputs) + (k & ~int64_t(31)) + (k & 3) * 8 + ((k & 31) >> 2);
+  }
+  CPUMOE_INLINE int64_t factor(int64_t m, int64_t group, int64_t inputs) {
+    return m * line(inputs) + round_up(inputs, 32) + group;
+  }
+  // e of a group: the largest magnitude (bits without sign) comes just below 2^127, or is taken
+  // times 2^126.
+  CPUMOE_INLINE int32_t exponent(uint32_t amax_bits) {
+    const int32_t e = 253 - int32_t(amax_bits >> 23);
+    return e > 126 ? 126 : e < -1 ? -1 : e;
+  }
+  CPUMOE_INLINE float power(int32_t e) { return bits_to_float(uint32_t(e + 127) << 23); }
 };
 struct Panels8 {
   CPUMOE_INLINE int64_t pos(int64_t m, int64_t k, int64_t inputs) {

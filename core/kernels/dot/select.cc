@@ -25,6 +25,7 @@ size_t act_bytes_rows(int64_t m, int64_t k) { return size_t(Rows::floats(m, k)) 
 size_t act_bytes_rows_even_odd(int64_t m, int64_t k) {
   return size_t(RowsEvenOdd::floats(m, k)) * 4;
 }
+size_t act_bytes_rows_scaled(int64_t m, int64_t k) { return size_t(m * RowsScaled::line(k)) * 4; }
 size_t act_bytes_panels8(int64_t m, int64_t k) { return size_t(Panels8::floats(m, k)) * 4; }
 size_t act_bytes_int8_rows(int64_t m, int64_t k) { return size_t(m * Int8Rows::line_bytes(k)); }
 #define CPUMOE_SPANS(act_layout)                                                                  \
@@ -37,7 +38,7 @@ CPUMOE_SPANS(int8_fours)
 #undef CPUMOE_SPANS
 
 constexpr int64_t k_group_rows = 1, k_group_rows_even_odd = 1, k_group_panels8 = 1,
-                  k_group_int8_rows = kActGroup;
+                  k_group_rows_scaled = RowsScaled::kGroup, k_group_int8_rows = kActGroup;
 
 #define CPUMOE_DOT(isa, shape, code, layout, act_class, act_layout, order, m_min, m_max, m_block, \
                    n_block, n_slice)                                                              \

@@ -23,6 +23,17 @@ inline double dot_bound(int64_t k, double sum_abs) {
   return gamma(k) * sum_abs + double(k) * kTiny;
 }
 
+// The same for quantised weights w = s (q - z) or s q - m, whose products with activations a may be
+// summed as s sum(q a) - s z sum(a), and for activations with a scale per 32 inputs. Whatever the
+// order: at most 32 roundings of sums inside a group, then three for each of the groups (its two
+// parts and their sum); 16 for scales, zero points, conversions and the fp32 weight compared with.
+// sum_parts = sum of (|s q| + |s z|) |a| (weights.h). A factor may be below the normal range, and is
+// then off by half of kTiny before it meets a sum of at most 2^31.
+inline double quantized_dot_bound(int64_t k, double sum_parts) {
+  const int64_t groups = (k + 31) / 32;
+  return gamma(48 + 3 * groups) * sum_parts + double(groups) * 2147483648.0 * kTiny;
+}
+
 // Distance of `got` from `want` in units in the last place of fp32 at `want`; infinite when only
 // one of the two is a NaN or when infinities differ.
 inline double ulp_error(float got, double want) {

@@ -6,7 +6,7 @@
 
 #include "formats/format.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::avx2::codes {
 
 // Every code offers
 //   kBytes8             bytes of 8 elements
@@ -193,4 +193,4 @@ CPUMOE_INLINE void load_zeros(const WeightView& w, int64_t row, int64_t c0, int6
   }
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::avx2::codes

@@ -54,11 +54,13 @@ struct Batch {
 };
 
 inline std::vector<char> run(std::span<const MoeBlock> blocks, const MatrixView& x, Code out_code,
-                             Executor& workers = executor()) {
+                             Executor& workers = executor(),
+                             std::optional<ActClass> act_class = {}) {
   Workspace workspace;
   // 0xff is a NaN in every code: an element that is not written shows.
   std::vector<char> out(size_t(x.rows * x.cols) * code_bits(out_code) / 8, char(0xff));
-  moe({blocks, x, out.data(), out_code, x.cols, false}, machine().isa, workspace, workers);
+  moe({blocks, x, out.data(), out_code, x.cols, false, act_class}, machine().isa, workspace,
+      workers);
   return out;
 }
 

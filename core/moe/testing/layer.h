@@ -1,12 +1,15 @@
 // Random experts behind guard pages, and the float64 operator with its error bound. For tests only.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <vector>
 
 #include "kernels/testing/guard.h"
 #include "kernels/testing/random.h"
+#include "kernels/dot/quantize.h"
 #include "kernels/testing/tolerance.h"
+#include "kernels/testing/weights.h"
 #include "moe/moe.h"
 
 namespace cpumoe::testing {
@@ -30,6 +33,7 @@ struct Layer {
   std::vector<VectorView> gate_bias, up_bias, down_bias;
   std::vector<GuardedBuffer> storage;
   std::vector<int64_t> owner;  // expert of each buffer
+  std::vector<RandomWeights> quantized;
 
   Layer(const LayerShape& s, uint64_t seed) : shape(s) {
     Rng rng(seed);
@@ -37,6 +41,11 @@ struct Layer {
     const bool rows = s.layout == Layout::rows, gated = s.fusion != Fusion::ungated;
     const bool fused = s.fusion == Fusion::fused, inter2 = s.fusion == Fusion::interleaved;
     const auto matrix = [&](int64_t e, int64_t n, int64_t k) {
+      if (!is_float(format->code)) {
+        const Code scales = format->scale_cols == 16 ? Code::e4m3 : Code::bf16;
+        quantized.push_back(random_weights(*format, s.layout, n, k, {0, scales}, rng));
+        return quantized.back().view;
+      }
       const int64_t size = int64_t(code_bits(format->code)) / 8;
       storage.emplace_back(size_t(n * k * size));
       owner.push_back(e);
@@ -53,12 +62,8 @@ struct Layer {
     for (int64_t e = 0; e < s.experts; ++e) {
       gate.push_back(matrix(e, fused || inter2 ? 2 * s.inter : s.inter, s.hidden));
       if (fused) {  // both are views into one [2I, H] or [H, 2I]
-        WeightView& g = gate.back();
-        g.n = s.inter;
-        WeightView u = g;
-        u.data = static_cast<const char*>(g.data) +
-                 s.inter * (rows ? g.stride : 1) * int64_t(code_bits(format->code)) / 8;
-        up.push_back(u);
+        up.push_back(features_of(gate.back(), s.inter, s.inter));
+        gate.back() = features_of(gate.back(), 0, s.inter);
       } else if (gated && !inter2) {
         up.push_back(matrix(e, s.inter, s.hidden));
       }
@@ -96,17 +101,54 @@ inline double element(const VectorView& v, int64_t i) {
   return double(load_as_float(v.data, v.code, i * v.step));
 }
 
-// W[n, :] . x + bias: the error of the sum, and what the errors of x become.
+// W[n, :] . x + bias: the error of the sum, and what the errors of x become. Codes with scales meet
+// a few roundings more than one product each (scale times global scale, times the activation's
+// scale, zero points apart): weight_parts is what they are relative to.
 inline Bounded dot(const WeightView& w, int64_t n, const std::vector<Bounded>& x,
                    const double* bias) {
   double sum = bias ? *bias : 0, magnitude = std::fabs(sum), carried = 0;
+  const bool plain = is_float(w.format->code);
+  const std::vector<double> parts = plain ? std::vector<double>() : weight_parts(w, n);
+  std::vector<float> line(static_cast<size_t>(w.k));
+  if (w.layout == Layout::rows) {
+    decode_line(w, n, 0, w.k, line.data());
+  } else {
+    for (int64_t k = 0; k < w.k; ++k) line[size_t(k)] = decode_weight(w, n, k);
+  }
   for (int64_t k = 0; k < w.k; ++k) {
-    const double v = double(decode_weight(w, n, k));
+    const double v = double(line[size_t(k)]);
+    const double size = plain ? std::fabs(v) : parts[size_t(k)];
     sum += v * x[size_t(k)].value;
-    magnitude += std::fabs(v) * (std::fabs(x[size_t(k)].value) + x[size_t(k)].error);
+    magnitude += size * (std::fabs(x[size_t(k)].value) + x[size_t(k)].error);
     carried += std::fabs(v) * x[size_t(k)].error;
   }
-  return {sum, carried + dot_bound(w.k + 1, magnitude)};
+  return {sum, carried + dot_bound(w.k + 1 + (plain ? 0 : 8), magnitude)};
+}
+
+// What class int8 makes of activations (quantize.h). A value whose error may carry it over the
+// border between two codes may be off by a whole one.
+inline std::vector<Bounded> quantized(const std::vector<Bounded>& x) {
+  std::vector<Bounded> out;
+  for (size_t g = 0; g < x.size(); g += size_t(kActGroup)) {
+    const size_t end = std::min(x.size(), g + size_t(kActGroup));
+    double amax = 0, error = 0;
+    for (size_t i = g; i < end; ++i) {
+      amax = std::fmax(amax, std::fabs(x[i].value));
+      error = std::fmax(error, x[i].error);
+    }
+    if (amax < double(kActTiny)) {
+      for (size_t i = g; i < end; ++i) out.push_back({0, amax + error + 127 * double(kActTiny)});
+      continue;
+    }
+    const double scale = double(float(amax) / 127.0f), off = error / 127 + gamma(2) * scale;
+    for (size_t i = g; i < end; ++i) {
+      const double r = x[i].value / scale, code = std::nearbyint(r);
+      const double doubt = (x[i].error + std::fabs(r) * off) / scale + gamma(4) * std::fabs(r);
+      const bool border = 0.5 - std::fabs(r - code) <= doubt;
+      out.push_back({code * scale, std::fabs(code) * off + (border ? scale + off : 0)});
+    }
+  }
+  return out;
 }
 
 // f of act.h and its greatest slope within `error` of x.
@@ -151,8 +193,13 @@ inline Bounded times(const Bounded& a, const Bounded& b) {
 
 // Expert e of one token: [hidden].
 inline std::vector<Bounded> expert(const ExpertsView& x, int64_t e,
-                                   const std::vector<Bounded>& in) {
+                                   const std::vector<Bounded>& tokens,
+                                   std::optional<ActClass> act_class) {
   const size_t i = size_t(e);
+  const auto operand = [&](const WeightView& w, const std::vector<Bounded>& v) {
+    return class_for(*w.format, act_class) == ActClass::int8 ? quantized(v) : v;
+  };
+  const std::vector<Bounded> in = operand(x.gate[i], tokens);
   const auto bias = [](std::span<const VectorView> b, size_t at, int64_t n, double* value) {
     if (b.empty()) return static_cast<const double*>(nullptr);
     *value = element(b[at], n);
@@ -178,6 +225,7 @@ inline std::vector<Bounded> expert(const ExpertsView& x, int64_t e,
     }
     mid.push_back(times(activation(x.act.kind, double(x.act.alpha), gate), up));
   }
+  mid = operand(x.down[i], mid);
   for (int64_t n = 0; n < x.hidden; ++n) {
     out.push_back(dot(x.down[i], n, mid, bias(x.down_bias, i, n, &b)));
   }
@@ -193,7 +241,8 @@ inline Bounded rounded(const Bounded& x, Code code) {
 
 // The operator in float64: out [tokens * hidden]. `base`: what is in out before, or null.
 inline std::vector<Bounded> reference(std::span<const MoeBlock> blocks, const MatrixView& x,
-                                      Code out_code, const std::vector<double>* base = nullptr) {
+                                      Code out_code, const std::vector<double>* base = nullptr,
+                                      std::optional<ActClass> act_class = {}) {
   const size_t hidden = size_t(x.cols);
   std::vector<Bounded> out(size_t(x.rows) * hidden);
   std::vector<double> magnitude(out.size());
@@ -212,7 +261,7 @@ inline std::vector<Bounded> reference(std::span<const MoeBlock> blocks, const Ma
           in[i].value = double(load_as_float(x.data, x.code, int64_t(t) * x.stride + int64_t(i)));
         }
         const Bounded weight{double(plan.weight[size_t(p)]), 0};
-        const std::vector<Bounded> y = expert(*block.experts, e, in);
+        const std::vector<Bounded> y = expert(*block.experts, e, in, act_class);
         for (size_t i = 0; i < hidden; ++i) {
           const Bounded v = times(y[i], weight);
           out[t * hidden + i].value += v.value;

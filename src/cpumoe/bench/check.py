@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -172,15 +173,24 @@ def _gate(shape: Shape, gate: _Errors, up: _Errors, store: float) -> _Errors:
     return _Errors(h, 8 * _U * np.abs(h) + _TINY, square)
 
 
+def _round(x: _Errors, rounding: Callable[[Array], tuple[Array, Array]] | None) -> _Errors:
+    """Activations [K, M] with the errors of the rounding in front of a product added."""
+    if rounding is None:
+        return x
+    independent, fixed = rounding(x.value)
+    return _Errors(x.value, x.fixed + fixed, x.square + independent**2)
+
+
 def reference(
     shape: Shape,
-    weights: dict[str, Array],
+    weights: Mapping[str, Any],
     x: Array,
     ids: Array,
     scores: Array,
     where: tuple[Array, Array],
     *,
     store: float = 0.0,
+    rounding: Callable[[Array], tuple[Array, Array]] | None = None,
 ) -> Reference:
     """Recomputes a sample of one output in float64, with the error bound of each value.
 
@@ -199,6 +209,8 @@ def reference(
         where: tokens and columns, as `sample` returns them.
         store: unit roundoff of intermediates that an implementation rounds beyond fp32 (a peer that
             computes in bf16); 0 for ours.
+        rounding: for activations [K, M] in front of a product, bounds of the rounding of each (a
+            peer that takes them to 8 bits): (independent errors, errors that may have one sign).
 
     Example:
         >>> import numpy as np
@@ -224,8 +236,9 @@ def reference(
             gate_up_bias = decode(weights["gate_up_bias"][expert])[:, None]
             down_bias = decode(weights["down_bias"][expert])[columns][:, None]
         nothing = np.zeros_like(inputs)
-        both = _product(gate_up, _Errors(inputs, nothing, nothing), gate_up_bias, store)
-        h = _gate(shape, *_split(shape, both), store)
+        inputs_rounded = _round(_Errors(inputs, nothing, nothing), rounding)
+        both = _product(gate_up, inputs_rounded, gate_up_bias, store)
+        h = _round(_gate(shape, *_split(shape, both), store), rounding)
         y = _product(down[columns], h, down_bias, store)
         score = scores[tokens[rows], slots].astype(np.float64)[:, None]
         term = np.abs(score * y.value.T)

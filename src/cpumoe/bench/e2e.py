@@ -13,13 +13,23 @@ from typing import Any
 import numpy as np
 
 import cpumoe
+from cpumoe import Error
 from cpumoe.bench.formats import Array
 from cpumoe.bench.layer import times
-from cpumoe.bench.measure import Limits, Run, measure
+from cpumoe.bench.measure import Limits, Run, Series, measure
+from cpumoe.bench.peers import ModelPeer
 from cpumoe.bench.weights import available_memory
+from cpumoe.ops import ActivationClass
 
 _WARM_PROMPT = 512
 """Tokens of the first, untimed prompt."""
+
+_CHECK_PROMPT = 16
+"""Tokens of the prompt whose logits are compared with a peer's."""
+
+_CORRELATION = 0.5
+"""Least correlation of our logits with a peer's. Two 4-bit roundings of the same random weights
+give 0.7 to 0.95, other weights or a wrong graph 0 within a few 1 / sqrt(vocabulary)."""
 
 
 @dataclass
@@ -36,17 +46,18 @@ class Memory:
 
 
 def memory(folder: Path) -> Memory:
-    """Resident memory, split by whether a file below `folder` is behind it."""
+    """Resident memory, split by whether the file `folder`, or one below it, is behind it."""
     peak = 0
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             peak = int(line.split()[1]) * 1024
-    root, mapped, inside = str(folder.resolve()) + "/", 0, False
+    root, mapped, inside = str(folder.resolve()), 0, False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         if line.startswith("Rss:"):
             mapped += int(line.split()[1]) * 1024 if inside else 0
         elif "-" in line.split(" ", 1)[0]:  # the first line of a mapping: address range ... path
-            inside = root in line
+            path = line.rstrip().split(maxsplit=5)[-1]
+            inside = path == root or path.startswith(root + "/")
     return Memory(peak, mapped)
 
 
@@ -93,6 +104,49 @@ class Text:
         return self.feed(self.next)
 
 
+def same_model(model: cpumoe.Model, peer: ModelPeer, ids: Array) -> float:
+    """Correlation of both sides' logits behind `ids`; Error when they are of different models."""
+    theirs = peer.logits(ids)
+    if theirs.shape != (model.spec.vocab,):
+        raise Error(
+            f"bench: {peer.name} must run the same model; its vocabulary is {theirs.shape[0]}, "
+            f"ours {model.spec.vocab}. Give both files of one model"
+        )
+    own = model.logits(ids.tolist())[-1].astype(np.float64)
+    value = float(np.corrcoef(own, theirs.astype(np.float64))[0, 1])
+    if not value >= _CORRELATION:
+        raise Error(
+            f"bench: {peer.name} must run the same model; its logits correlate with ours by "
+            f"{value:.3f}, below {_CORRELATION}. Give both files of one model, or report this"
+        )
+    return value
+
+
+def peer_steps(
+    peer: ModelPeer, random_ids: Callable[[int], Array], prompt: int, new: int
+) -> Iterator[Run]:
+    """Decodes for ever, `new` tokens behind each prompt, as ours does."""
+    while True:
+        peer.prompt(random_ids(prompt))
+        for _ in range(new):
+            yield peer.step()
+
+
+def peer_cell(
+    peer: ModelPeer, series: Series, tokens: int, own_median: float, correlation: float | None
+) -> dict[str, Any]:
+    """The `peer` of a cell."""
+    theirs = times(series)
+    return {
+        "name": peer.name,
+        "setting": peer.setting(),
+        "correlation": correlation,
+        **theirs,
+        "tokens_per_s": tokens / theirs["median_s"],
+        "ratio": theirs["median_s"] / own_median,
+    }
+
+
 def run_model(
     path: Path,
     make_limits: Callable[[cpumoe.Executor], Limits],
@@ -101,6 +155,8 @@ def run_model(
     new: int,
     threads: int | None,
     tries: int,
+    activations: ActivationClass = "auto",
+    peer: ModelPeer | None = None,
 ) -> list[dict[str, Any]]:
     """Opens the checkpoint at `path`, measures prompts and decoding and returns the two cells.
 
@@ -111,9 +167,11 @@ def run_model(
         prompt: tokens of a prompt; new: tokens to decode after one.
         threads: None for this machine's default.
         tries: how often a phase is measured whose limits disagree.
+        activations: as of `cpumoe.load`.
+        peer: runs between our runs, on the same prompts.
     """
     start = time.perf_counter()
-    model = cpumoe.load(path, threads=threads)
+    model = cpumoe.load(path, threads=threads, activations=activations)
     opened = time.perf_counter() - start
     rng = np.random.default_rng(0)
 
@@ -142,29 +200,34 @@ def run_model(
         "mapped_bytes": held.mapped,
         "kv_bytes": kv,
         "beyond_bytes": held.peak - held.mapped - kv,
-        "peer": None,
     }
-    (prompts,) = measure(
-        [lambda: Text(model).feed(random_ids(prompt))],
-        limits,
-        seconds=1.0,
-        min_rounds=3,
-        tries=tries,
-    )
+    correlation = None if peer is None else same_model(model, peer, random_ids(_CHECK_PROMPT))
+    asked = random_ids(prompt)
 
-    def decoder() -> Iterator[Run]:
+    def run_prompt() -> Run:
+        nonlocal asked
+        asked = random_ids(prompt)
+        return Text(model).feed(asked)
+
+    def steps() -> Iterator[Run]:
         while True:  # a new attempt starts a new text
             text = Text(model)
             text.feed(random_ids(prompt))
             for _ in range(new):
                 yield text.step()
 
-    steps = decoder()
-    (decoded,) = measure(
-        [lambda: next(steps)], limits, seconds=0, min_rounds=new, max_rounds=new, tries=tries
+    ours = steps()
+    prompt_runners, decode_runners = [run_prompt], [lambda: next(ours)]
+    if peer is not None:
+        theirs = peer_steps(peer, random_ids, prompt, new)
+        prompt_runners.append(lambda: peer.prompt(asked))
+        decode_runners.append(lambda: next(theirs))
+    prompts = measure(prompt_runners, limits, seconds=1.0, min_rounds=3, tries=tries)
+    decoded = measure(
+        decode_runners, limits, seconds=0, min_rounds=new, max_rounds=new, tries=tries
     )
     cells = []
-    for phase, series, tokens, context in (
+    for phase, (series, *others), tokens, context in (
         ("prompt", prompts, prompt, 0),
         ("decode", decoded, 1, prompt),
     ):
@@ -182,6 +245,9 @@ def run_model(
                 **own,
                 "tokens_per_s": tokens / own["median_s"],
                 "time_over_bandwidth": over,
+                "peer": peer_cell(peer, others[0], tokens, own["median_s"], correlation)
+                if peer is not None
+                else None,
             }
         )
     return cells

@@ -1,31 +1,57 @@
-"""Weight formats of the benchmark as numpy types."""
+"""Weight formats of the benchmark: numpy types, and rows of the core's table."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from cpumoe import Error
+from cpumoe import Error, _core
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
+class Row:
+    """A row of the core's table of formats, as `cpumoe._core.formats()` gives it."""
+
+    name: str
+    code: str
+    block_elements: int
+    block_lines: int
+    block_bytes: int
+    scale_rows: int
+    scale_cols: int
+    zeros: str
+    act_class: str
+
+    @property
+    def columns_only(self) -> bool:
+        """Packed for the columns layout: GPTQ and AWQ."""
+        return self.code.endswith(("_gptq", "_awq"))
+
+
+ROWS: Mapping[str, Row] = {r["name"]: Row(**r) for r in _core.formats()}
+
+
+@dataclass(frozen=True)
 class Format:
-    """How one element is stored.
+    """How weights are stored, and hidden states beside them.
 
     Args:
         name: the name of the core's format table.
-        dtype: numpy type of the elements (ml_dtypes' for bf16).
-        roundoff: unit roundoff, half the distance from 1 to the next value.
+        dtype: numpy type of the hidden states (ml_dtypes' for bf16), and of plain weights.
+        roundoff: its unit roundoff, half the distance from 1 to the next value.
+        packed: its row, when weights are no plain floats.
     """
 
     name: str
     dtype: Any
     roundoff: float
+    packed: Row | None = None
 
 
 FORMATS = {
@@ -40,12 +66,13 @@ FORMATS = {
 
 def find_format(name: str) -> Format:
     """The format called `name`; Error lists the known ones."""
-    if name not in FORMATS:
+    if name in FORMATS:
+        return FORMATS[name]
+    if name not in ROWS:
         raise Error(
-            f"bench: the format must be one of {', '.join(FORMATS)}; got {name!r}. "
-            "Choose one of these"
+            f"bench: the format must be one of {', '.join(ROWS)}; got {name!r}. Choose one of these"
         )
-    return FORMATS[name]
+    return Format(name, FORMATS["bf16"].dtype, FORMATS["bf16"].roundoff, ROWS[name])
 
 
 def decode(array: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +20,8 @@ from cpumoe.bench.peers import Peer
 from cpumoe.bench.shapes import Shape
 from cpumoe.bench.weights import Progress, Weights, available_memory, make_weights
 
-ACTIVATION_CLASS = "fp32"
-"""The only precision class of activations that the core has."""
+_ACT_GROUP = 32
+"""Inputs of a token that share a scale in class int8 (core/kernels/dot/quantize.h)."""
 
 _SMALL_INTER = 16
 """Intermediate features of the layer whose time is nearly all fixed cost."""
@@ -43,6 +43,7 @@ class Options:
         min_rounds: fewest runs of a cell.
         tries: how often a noisy cell is measured.
         huge_pages: what stands behind the weights.
+        activations: class of activations, "auto": the format's own.
     """
 
     tokens: Sequence[int]
@@ -51,6 +52,7 @@ class Options:
     min_rounds: int = 5
     tries: int = 3
     huge_pages: bool = True
+    activations: str = "auto"
 
 
 @dataclass
@@ -90,6 +92,7 @@ class Op:
         executor: cpumoe.Executor,
         seed: int,
         small: Weights | None = None,
+        activations: str = "auto",
     ) -> None:
         """Keeps an output buffer and draws inputs from `seed` on.
 
@@ -97,11 +100,16 @@ class Op:
             small: the same layer as `small_weights` makes it, for the warm-up before each run.
         """
         self.weights, self.tokens, self.executor = weights, tokens, executor
+        self.activations = activations
         self.rng = np.random.default_rng(seed)
         self.out = np.zeros((tokens, weights.shape.hidden), weights.format.dtype)
         self.inputs = self._draw()
         self.last: tuple[Array, Array, Array] | None = None
-        self.warm = None if small is None else Op(small, min(tokens, _WARM_TOKENS), executor, seed)
+        self.warm = (
+            None
+            if small is None
+            else Op(small, min(tokens, _WARM_TOKENS), executor, seed, None, activations)
+        )
 
     def _draw(self) -> Inputs:
         return make_inputs(self.weights.shape, self.weights.format, self.tokens, self.rng)
@@ -135,7 +143,34 @@ class Op:
 
     def call(self, x: Array, ids: Array, scores: Array, out: Array) -> None:
         """The operator alone, into `out` [T, H]."""
-        cpumoe.moe(x, self.weights.experts, ids, scores, out=out, executor=self.executor)
+        cpumoe.moe(
+            x,
+            self.weights.experts,
+            ids,
+            scores,
+            out=out,
+            executor=self.executor,
+            activations=self.activations,  # type: ignore[arg-type]
+        )
+
+    def act_class(self) -> str:
+        """The class that the format's products run in."""
+        row = self.weights.format.packed
+        if row is None or row.code == "e4m3":
+            return "fp32"
+        return row.act_class if self.activations == "auto" else self.activations
+
+
+def int8_rounding(x: Array) -> tuple[Array, Array]:
+    """Errors of class int8 for activations [K, M]: half a code each, independent of each other.
+
+    A code is amax / 127 of its group; 1 % more than half of it covers the fp32 roundings.
+    """
+    step = np.zeros_like(x)
+    for start in range(0, x.shape[0], _ACT_GROUP):
+        group = slice(start, start + _ACT_GROUP)
+        step[group] = np.abs(x[group]).max(axis=0) / 127
+    return 0.505 * step, np.zeros_like(x)
 
 
 def verify(op: Op, rng: np.random.Generator) -> float:
@@ -155,7 +190,8 @@ def verify(op: Op, rng: np.random.Generator) -> float:
     x, ids, scores = op.last
     shape, format = op.weights.shape, op.weights.format
     where = check.sample(shape, ids, rng, _CHECK_ELEMENTS)
-    expected = check.reference(shape, op.weights.arrays, x, ids, scores, where)
+    rounding = int8_rounding if op.act_class() == "int8" else None
+    expected = check.reference(shape, op.weights.arrays, x, ids, scores, where, rounding=rounding)
     name = f"bench layer {shape.name} {format.name}, {op.tokens} tokens"
     check.require_correct(name, check.error_over_bound(expected, op.out, format.roundoff))
     wide = np.zeros(op.out.shape, np.float32)
@@ -165,22 +201,25 @@ def verify(op: Op, rng: np.random.Generator) -> float:
     return ratio
 
 
-def kernel_names(shape: Shape, format: Format, ids: Array) -> str:
+def kernel_names(op: Op, ids: Array) -> str:
     """Names of the dot kernels that serve the experts of `ids`, joined by +."""
     names: dict[str, None] = {}
     for tokens in sorted(set(np.bincount(ids.ravel()).tolist()) - {0}):
-        names[str(_core.select_dot(format.name, shape.layout, tokens)[0])] = None
+        w = op.weights
+        choice = _core.select_dot(w.format.name, w.shape.layout, tokens, op.activations)
+        names[str(choice[0])] = None
     return "+".join(names)
 
 
 def small_weights(weights: Weights, huge_pages: bool) -> Weights:
-    """The same layer with _SMALL_INTER intermediate features: nearly all its time is fixed cost.
+    """The same layer with few intermediate features: nearly all its time is fixed cost.
 
-    Routing, packing of the tokens, two phases over the workers and the combination of k outputs are
-    those of the whole layer.
+    Few: _SMALL_INTER, or a block of the format. Routing, packing of the tokens, two phases over the
+    workers and the combination of k outputs are those of the whole layer.
     """
-    shape = weights.shape
-    small = replace(shape, inter=min(_SMALL_INTER, shape.inter))
+    shape, row = weights.shape, weights.format.packed
+    block = 1 if row is None else max(row.block_elements, row.scale_rows)
+    small = replace(shape, inter=min(max(_SMALL_INTER, block), shape.inter))
     return make_weights(small, weights.format, huge_pages=huge_pages)
 
 
@@ -209,11 +248,14 @@ def times(series: Series) -> dict[str, Any]:
 def peer_runner(peer: Peer, op: Op) -> Callable[[], Run]:
     """A runner that gives `peer` the inputs of our last run."""
 
+    stored = peer.stored()
+    expert_bytes = op.weights.expert_bytes if stored is None else stored.expert_bytes
+
     def run() -> Run:
         assert op.last is not None
         x, ids, scores = op.last
         seconds, _ = peer.run(x, ids, scores)
-        touched = len(np.unique(ids)) * op.weights.expert_bytes
+        touched = len(np.unique(ids)) * expert_bytes
         return Run(seconds, touched, op.weights.shape.flops(op.tokens))
 
     return run
@@ -223,13 +265,17 @@ def verify_peer(peer: Peer, op: Op, rng: np.random.Generator) -> tuple[dict[str,
     """Settles the peer on the inputs of our last run and checks its output as we check ours."""
     assert op.last is not None
     x, ids, scores = op.last
-    shape = op.weights.shape
     setting = peer.settle(x, ids, scores)
     _, out = peer.run(x, ids, scores)
-    rounding = peer.roundoff(op.tokens)
+    store = peer.roundoff(op.tokens)
+    stored = peer.stored()
+    shape, rounding = op.weights.shape, None
+    arrays: Mapping[str, Any] = op.weights.arrays
+    if stored is not None:
+        shape, arrays, rounding = stored.shape, stored.arrays, stored.rounding
     where = check.sample(shape, ids, rng, _CHECK_ELEMENTS)
-    expected = check.reference(shape, op.weights.arrays, x, ids, scores, where, store=rounding)
-    ratio = check.error_over_bound(expected, out, rounding)
+    expected = check.reference(shape, arrays, x, ids, scores, where, store=store, rounding=rounding)
+    ratio = check.error_over_bound(expected, out, store)
     check.require_correct(
         f"bench layer: peer {peer.name} on {shape.name}, {op.tokens} tokens", ratio
     )
@@ -271,11 +317,11 @@ def measure_cell(
     return {
         "shape": shape.name,
         "format": format.name,
-        "activation": ACTIVATION_CLASS,
+        "activation": op.act_class(),
         "tokens": op.tokens,
         "threads": threads,
         "isa": cpumoe.machine().isa[-1],
-        "kernel": kernel_names(shape, format, op.last[1]),
+        "kernel": kernel_names(op, op.last[1]),
         **own,
         "error_over_bound": error,
         "overhead_share": part("fixed") / own["median_s"] if op.tokens == 1 else None,
@@ -322,7 +368,7 @@ def run_layers(
                 if peer is not None:
                     peer.prepare(weights, small, threads, int(0.8 * available_memory()))
                 for tokens in options.tokens:
-                    op = Op(weights, tokens, executor, tokens, small)
+                    op = Op(weights, tokens, executor, tokens, small, options.activations)
                     cells.append(measure_cell(op, limits[threads], options, threads, peer))
                     if report:
                         report(cells[-1])

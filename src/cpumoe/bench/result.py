@@ -94,6 +94,15 @@ PEER_FIELDS: dict[str, Field] = {
     "ratio": (_NUMBER, "peer's median_s over ours"),
 }
 
+E2E_PEER_FIELDS: dict[str, Field] = {
+    "name": ((str,), "the peer"),
+    "setting": ((dict,), "version and settings"),
+    "correlation": (_NUMBER, "of the peer's logits with ours behind a short prompt"),
+    **_TIMES,
+    "tokens_per_s": (_NUMBER, "tokens of a call / median_s"),
+    "ratio": (_NUMBER, "peer's median_s over ours"),
+}
+
 E2E_FIELDS: dict[str, Field] = {
     "model": ((str,), "name of the checkpoint directory"),
     "phase": ((str,), "`prompt` or `decode`"),
@@ -110,7 +119,7 @@ E2E_FIELDS: dict[str, Field] = {
     "mapped_bytes": ((int,), "resident bytes of the checkpoint's files"),
     "kv_bytes": ((int,), "bytes of keys and values in use"),
     "beyond_bytes": ((int,), "peak_rss_bytes - mapped_bytes - kv_bytes"),
-    "peer": ((dict, type(None)), "null: whole models have no peer here"),
+    "peer": ((dict, type(None)), "the same phase in a peer, or null"),
 }
 
 
@@ -123,11 +132,13 @@ def problems(result: Mapping[str, Any]) -> list[str]:
     """
     found = _missing("result", result, RESULT_FIELDS)
     found += _missing("machine", result.get("machine", {}), MACHINE_FIELDS)
-    cell_fields = E2E_FIELDS if result.get("kind") == "e2e" else CELL_FIELDS
+    whole = result.get("kind") == "e2e"
+    cell_fields = E2E_FIELDS if whole else CELL_FIELDS
+    peer_fields = E2E_PEER_FIELDS if whole else PEER_FIELDS
     for i, cell in enumerate(result.get("cells", [])):
         found += _missing(f"cell {i}", cell, cell_fields)
         if isinstance(cell.get("peer"), dict):
-            found += _missing(f"cell {i} peer", cell["peer"], PEER_FIELDS)
+            found += _missing(f"cell {i} peer", cell["peer"], peer_fields)
     return found
 
 
@@ -200,8 +211,17 @@ def _percent(value: Any) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+def _peer(p: Mapping[str, Any] | None) -> str:
+    """A peer's time, our advantage, and where the peer stands against the limits."""
+    if not p:
+        return "-"
+    shares = f"{_percent(p['share_of_bandwidth'])} / {_percent(p['share_of_peak'])}"
+    return f"{p['name']} {p['median_s'] * 1e3:.3f} ms, {p['ratio']:.2f}x ({shares} of the limits)"
+
+
 def table_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the printed table."""
+    peers = any(c["peer"] for c in result["cells"])
     if result["kind"] == "e2e":
         header = [
             "phase",
@@ -215,6 +235,7 @@ def table_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             "GFLOP/s",
             "of peak",
             "noisy",
+            *(["peer"] if peers else []),
         ]
         return header, [
             [
@@ -229,6 +250,7 @@ def table_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 f"{c['gflop_per_s']:.1f}",
                 _percent(c["share_of_peak"]),
                 "yes" if c["noisy"] else "",
+                *([_peer(c["peer"])] if peers else []),
             ]
             for c in result["cells"]
         ]
@@ -248,7 +270,6 @@ def table_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         "error/bound",
         "noisy",
     ]
-    peers = any(c["peer"] for c in result["cells"])
     rows = []
     for c in result["cells"]:
         row = [
@@ -268,7 +289,6 @@ def table_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             "yes" if c["noisy"] else "",
         ]
         if peers:
-            p = c["peer"]
-            row.append(f"{p['name']} {p['median_s'] * 1e3:.3f} ms, {p['ratio']:.2f}x" if p else "-")
+            row.append(_peer(c["peer"]))
         rows.append(row)
     return header + (["peer"] if peers else []), rows

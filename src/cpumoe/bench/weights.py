@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import cpumoe
 from cpumoe import Error
-from cpumoe.bench.formats import Array, Format
+from cpumoe.bench.formats import Array, Format, Row
+from cpumoe.bench.packed import make_packed
 from cpumoe.bench.shapes import Shape
 
 # Length of the random block that is repeated: a prime, so no two rows of a matrix start alike.
@@ -26,14 +28,16 @@ class Weights:
     """One layer's weights and the operator's view of them.
 
     Args:
-        arrays: ``gate_up``, ``down`` and with biases ``gate_up_bias``, ``down_bias``, all experts.
+        shape: with the layout that the format is published in.
+        arrays: ``gate_up``, ``down`` and with biases ``gate_up_bias``, ``down_bias``, all experts;
+            indexed by an expert they give its values.
         experts: the same bytes as cpumoe.Experts, in place.
         expert_bytes: bytes of one expert, biases included.
     """
 
     shape: Shape
     format: Format
-    arrays: dict[str, Array]
+    arrays: dict[str, Any]
     experts: cpumoe.Experts
     expert_bytes: int
 
@@ -111,6 +115,8 @@ def make_weights(
     Raises:
         Error: the layer does not fit into the available memory.
     """
+    if format.packed is not None:
+        return _make_packed_weights(shape, format, format.packed, huge_pages, progress, seed)
     sizes = weight_shapes(shape)
     total = sum(int(np.prod(s)) for s in sizes.values()) * format.dtype.itemsize
     require_memory(shape, total)
@@ -130,7 +136,11 @@ def make_weights(
         flat = allocate(int(np.prod(size)), format.dtype, huge_pages)
         fill(flat, (block * spread.get(name, 0.1)).astype(format.dtype), report)
         arrays[name] = flat.reshape(size)
-    experts = cpumoe.Experts(
+    return Weights(shape, format, arrays, _experts(shape, arrays), total // shape.experts)
+
+
+def _experts(shape: Shape, arrays: dict[str, Any]) -> cpumoe.Experts:
+    return cpumoe.Experts(
         **arrays,
         activation=shape.activation,  # type: ignore[arg-type]
         alpha=shape.alpha,
@@ -138,4 +148,47 @@ def make_weights(
         layout=shape.layout,  # type: ignore[arg-type]
         interleaved=shape.interleaved,
     )
-    return Weights(shape, format, arrays, experts, total // shape.experts)
+
+
+def _make_packed_weights(
+    shape: Shape,
+    format: Format,
+    row: Row,
+    huge_pages: bool,
+    progress: Progress | None,
+    seed: int,
+) -> Weights:
+    """As make_weights, in a quantised format and the layout that it is published in."""
+    shape = replace(shape, layout="columns" if row.columns_only else "rows")
+    e, h, i = shape.experts, shape.hidden, shape.inter
+    bits = 8 * row.block_bytes / (row.block_elements * row.block_lines)
+    total = int(e * 3 * h * i * bits / 8)
+    require_memory(shape, int(1.1 * total))  # a tenth for scales and zero points
+    rng = np.random.default_rng(seed)
+    done = 0
+
+    def report(piece: int) -> None:
+        nonlocal done
+        done += piece
+        if progress:
+            progress(min(done, total), total)
+
+    def make(n: int, k: int) -> Any:
+        return make_packed(
+            row,
+            (e, n, k),
+            k**-0.5,
+            lambda count, dtype: allocate(count, dtype, huge_pages),
+            lambda array, block: fill(array, block, report),
+            rng,
+        )
+
+    arrays: dict[str, Any] = {"gate_up": make(2 * i, h), "down": make(h, i)}
+    given = {name: packed.weight for name, packed in arrays.items()}
+    nbytes = sum(w.nbytes for w in given.values())
+    if shape.bias:
+        for name, size in (("gate_up_bias", 2 * i), ("down_bias", h)):
+            bias = (0.1 * rng.standard_normal((e, size), dtype=np.float32)).astype(format.dtype)
+            arrays[name] = given[name] = bias
+            nbytes += bias.nbytes
+    return Weights(shape, format, arrays, _experts(shape, given), nbytes // e)

@@ -1,4 +1,4 @@
-"""A checkpoint directory as published: config.json and one or many safetensors files."""
+"""A checkpoint as published: a directory of config.json and safetensors files, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cpumoe._core import Error
+from cpumoe.checkpoint.gguf import is_gguf, open_gguf
 from cpumoe.checkpoint.json_file import read_json_object
 from cpumoe.checkpoint.safetensors import TensorFile, TensorRef, open_safetensors
 
@@ -20,13 +21,28 @@ _SINGLE = "model.safetensors"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint. `used` collects the names that a model has asked for."""
+    """An opened checkpoint. `used` collects the names that a model has asked for.
+
+    metadata: of a GGUF file, whose config is empty and whose tensors have the file's names
+    (cpumoe.models.gguf translates both); None for a directory.
+    """
 
     path: Path
     config: Mapping[str, Any]
     files: tuple[TensorFile, ...]
     tensors: Mapping[str, TensorRef]
     used: set[str] = field(default_factory=set, repr=False)
+    metadata: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def where(self) -> str:
+        """What describes the model, to begin an error with."""
+        return f"{self.path}{'/config.json' if self.metadata is None else ': metadata'}"
+
+    @property
+    def describer(self) -> str:
+        """The same without the path."""
+        return "config.json" if self.metadata is None else "the metadata"
 
     @property
     def nbytes(self) -> int:
@@ -44,12 +60,12 @@ class Checkpoint:
         ref = self.tensors.get(name)
         if ref is None:
             raise Error(
-                f"{self.path}: tensor {name} is missing, though config.json asks for it. "
+                f"{self.path}: tensor {name} is missing, though {self.describer} asks for it. "
                 f"The checkpoint is incomplete or of another family; it holds {self._sample(name)}"
             )
         if ref.shape != shape:
             raise Error(
-                f"{ref.file}: tensor {name}: shape must be {list(shape)} by config.json; "
+                f"{ref.file}: tensor {name}: shape must be {list(shape)} by {self.describer}; "
                 f"got {list(ref.shape)}"
             )
         if ref.format not in formats:
@@ -64,6 +80,20 @@ class Checkpoint:
         prefix = name.rsplit(".", 2)[0]
         near = [n for n in sorted(self.tensors) if n.startswith(prefix)] or sorted(self.tensors)
         return ", ".join(near[:4]) + (", ..." if len(near) > 4 else "") if near else "no tensor"
+
+    def summary(self) -> dict[str, tuple[int, int]]:
+        """Format -> (matrices and vectors stored so, their bytes), the largest part first.
+
+        From the headers alone. A quantised matrix counts once, its scales and zero points with it.
+        Raises Error when the config's quantization_config is malformed or not supported.
+
+        >>> from cpumoe.checkpoint import open_checkpoint
+        >>> list(open_checkpoint("models/tiny-stories-moe").summary())
+        ['bf16']
+        """
+        from cpumoe.checkpoint.quantized import summary  # which imports this module
+
+        return summary(self)
 
     def touch(self, step: int = 64 << 20) -> Iterator[int]:
         """Bring every page of the files into memory, by address; yields bytes done, rising.
@@ -111,9 +141,11 @@ def _shards(path: Path) -> tuple[list[str], Mapping[str, str] | None]:
     if single:
         raise Error(f"{path}: several safetensors files need {_INDEX}; got {', '.join(single[:4])}")
     other = [n for n in found if n.endswith((".bin", ".pt", ".pth", ".gguf", ".onnx"))]
+    gguf = [n for n in other if n.endswith(".gguf")]
+    advice = f"Give the file itself: {path / gguf[0]}" if gguf else "Save the model as safetensors"
     raise Error(
         f"{path}: must hold {_SINGLE} or {_INDEX}"
-        + (f"; got {', '.join(other[:4])}. Save the model as safetensors" if other else "")
+        + (f"; got {', '.join(other[:4])}. {advice}" if other else "")
     )
 
 
@@ -122,6 +154,7 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Map every weight file of the directory `path` and read its config.json.
 
+    path: the directory, or a GGUF file (any part of a split one).
     opened(files, of) is called after each file. Nothing is copied or converted.
     Raises Error when the directory, config.json or a shard is missing, a header is malformed, or
     the index names a tensor that its shard does not hold.
@@ -134,10 +167,15 @@ def open_checkpoint(
     if not exists:
         raise Error(
             f"{path}: no such directory. Give the path of a downloaded checkpoint: the folder that "
-            "holds config.json and the safetensors files"
+            "holds config.json and the safetensors files, or a GGUF file"
         )
     if not is_dir:
-        raise Error(f"{path}: must be a checkpoint directory, not a file")
+        if not is_gguf(path):
+            raise Error(
+                f"{path}: must be a checkpoint directory or GGUF, not a file of another kind"
+            )
+        gguf = open_gguf(path, opened)
+        return Checkpoint(path, {}, gguf.files, gguf.tensors, metadata=gguf.metadata)
     if not (path / "config.json").exists():
         raise Error(f"{path}: config.json is missing. Is this a checkpoint directory?")
     config = read_json_object(path / "config.json")

@@ -110,11 +110,11 @@ class TensorRef:
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A mapped safetensors file: its tensors by name, its metadata, its size in bytes."""
+    """A mapped file of tensors: by name, with the file's metadata and its size in bytes."""
 
     path: Path
     tensors: Mapping[str, TensorRef]
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, Any]
     size: int
     mapping: mmap.mmap = field(repr=False)
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 if TYPE_CHECKING:
     from cpumoe import _core
     from cpumoe.engine import Model, Stats
+    from cpumoe.ops import ActivationClass
 
 # A step that takes longer than this shows a progress bar.
 PATIENCE_S = 2.0
@@ -34,6 +35,9 @@ RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: repeat l
 Seed = Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")]
 Stop = Annotated[list[str] | None, typer.Option(help="Stop at this string; may be repeated.")]
 Context = Annotated[int | None, typer.Option(min=1, help="Tokens that fit; default the model's.")]
+Activations = Annotated[
+    str, typer.Option(help="Inputs of quantised products are rounded to: auto, fp32 or int8.")
+]
 Kv = Annotated[str, typer.Option(help="KV cache elements: fp16, bf16 or fp32.")]
 ShowStats = Annotated[bool, typer.Option("--stats/--no-stats", help="Figures on standard error.")]
 Warm = Annotated[
@@ -100,12 +104,24 @@ def _make_bar(title: str, unit: str, total: int) -> tuple[Any, Any]:
 
 
 def open_model(
-    path: Path, *, threads: int | None, kv: str, context: int | None, warm: bool
+    path: Path,
+    *,
+    threads: int | None,
+    kv: str,
+    context: int | None,
+    activations: str,
+    warm: bool,
 ) -> Model:
     """Load the model; with `warm`, read its weights from the disk if they fit into memory."""
     from cpumoe.engine import load
 
-    model = load(path, threads=threads, kv=kv, context=context)
+    model = load(
+        path,
+        threads=threads,
+        kv=kv,
+        context=context,
+        activations=cast("ActivationClass", activations),  # refused by load when it is none
+    )
     if warm:
         read_weights(model)
     return model

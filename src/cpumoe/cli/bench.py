@@ -6,9 +6,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+
+if TYPE_CHECKING:
+    from cpumoe.ops import ActivationClass
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -110,12 +113,18 @@ def layer(
             help="Files of benchmarks/shapes, joined by commas; NAME-32e cuts to 32 experts."
         ),
     ] = "qwen3-30b-a3b",
-    format: Annotated[str, typer.Option(help="Weight formats: bf16, fp16, fp32.")] = "bf16",
+    format: Annotated[
+        str, typer.Option(help="Weight formats, joined by commas: bf16, q4_0, int4_g128, ...")
+    ] = "bf16",
+    activations: Annotated[
+        str, typer.Option(help="Class of activations: auto (the format's own), fp32 or int8.")
+    ] = "auto",
     tokens: Annotated[str, typer.Option(help="Tokens of one call, joined by commas.")] = "1,4,256",
     threads: Threads = "",
     isa: Isa = "",
     peer: Annotated[
-        str, typer.Option(help="Measure this peer between our runs: transformers.")
+        str,
+        typer.Option(help="Measure this peer between our runs: transformers, llama_cpp[:TYPE]."),
     ] = "",
     json: Json = "",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time the runs of one cell fill.")] = 1.0,
@@ -140,7 +149,13 @@ def layer(
     if pages not in ("huge", "small"):
         raise Error(f"bench: --pages must be huge or small; got {pages!r}. Choose one of these")
     options = Options(
-        numbers(tokens, "--tokens"), thread_counts(threads), seconds, rounds, tries, pages == "huge"
+        numbers(tokens, "--tokens"),
+        thread_counts(threads),
+        seconds,
+        rounds,
+        tries,
+        pages == "huge",
+        activations,
     )
     shapes = [load_shape(name) for name in names(shape)]
     cells = run_layers(
@@ -164,6 +179,9 @@ def e2e(
         int, typer.Option(min=0, help="Worker threads. Default: physical cores that may be used.")
     ] = 0,
     isa: Isa = "",
+    activations: Annotated[
+        str, typer.Option(help="Inputs of quantised products are rounded to: auto, fp32 or int8.")
+    ] = "auto",
     json: Json = "",
     tries: Tries = 3,
 ) -> None:
@@ -172,7 +190,15 @@ def e2e(
     from cpumoe.bench.e2e import run_model
     from cpumoe.bench.limits import probe
 
-    cells = run_model(model, probe, prompt=prompt, new=new, threads=threads or None, tries=tries)
+    cells = run_model(
+        model,
+        probe,
+        prompt=prompt,
+        new=new,
+        threads=threads or None,
+        tries=tries,
+        activations=cast("ActivationClass", activations),  # refused by load when it is none
+    )
     finish("e2e", cells, json)
 
 

@@ -161,6 +161,7 @@ def chat(
     threads: common.Threads = None,
     context: common.Context = None,
     kv: common.Kv = "fp16",
+    activations: common.Activations = "auto",
     warm: common.Warm = True,
     stats: common.ShowStats = False,
 ) -> None:
@@ -168,7 +169,9 @@ def chat(
     from cpumoe import Error
     from cpumoe.engine import Conversation
 
-    loaded = common.open_model(model, threads=threads, kv=kv, context=context, warm=warm)
+    loaded = common.open_model(
+        model, threads=threads, kv=kv, context=context, activations=activations, warm=warm
+    )
     if not loaded.tokenizer.has_template:
         raise Error(f"{model}: has no chat template. Use `cpumoe generate` to continue text")
     talk = _Chat(Conversation(loaded, system), stats)

@@ -50,12 +50,15 @@ def generate(
     threads: common.Threads = None,
     context: common.Context = None,
     kv: common.Kv = "fp16",
+    activations: common.Activations = "auto",
     warm: common.Warm = True,
     stats: common.ShowStats = True,
 ) -> None:
     """Print generated text, then the figures of the run."""
     text = _prompt(prompt, file)
-    loaded = common.open_model(model, threads=threads, kv=kv, context=context, warm=warm)
+    loaded = common.open_model(
+        model, threads=threads, kv=kv, context=context, activations=activations, warm=warm
+    )
     ids = loaded.tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else text
     params = loaded.params(
         max_tokens=max_tokens,

@@ -1,8 +1,8 @@
-"""generation_config.json -> sampling defaults and end-of-text ids, as in Transformers."""
+"""What a checkpoint asks of generation -> sampling defaults and the ids that end a text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,45 @@ def _eos_ids(config: Config) -> frozenset[int]:
     return frozenset(i for i in ids if i >= 0)
 
 
-def read_defaults(path: Path, config: Mapping[str, Any], tokenizer_eos: int | None) -> Defaults:
-    """Defaults of the checkpoint `path`; `config` is its config.json.
+# general.sampling.* of GGUF -> fields of generation_config.json
+_GGUF_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 
-    Without generation_config.json generation is greedy. The ids that end a text come from there,
-    else from config.json, else from the tokenizer.
+
+def _published(path: Path, metadata: Mapping[str, Any] | None) -> Config:
+    """generation_config.json, or what a GGUF file has of it."""
+    if metadata is None:
+        file = path / "generation_config.json"
+        return Config(read_json_object(file) if file.exists() else {}, str(file))
+    given = {
+        field: value
+        for name, field in _GGUF_SAMPLING.items()
+        if (value := metadata.get(f"general.sampling.{name}")) is not None
+    }
+    given["do_sample"] = given.get("temperature", 0) != 0
+    return Config(given, f"{path}: metadata: general.sampling")
+
+
+def read_defaults(
+    path: Path,
+    config: Mapping[str, Any],
+    tokenizer_ends: Collection[int],
+    metadata: Mapping[str, Any] | None = None,
+) -> Defaults:
+    """Defaults of the checkpoint `path`; `config` is its config.json, `metadata` a GGUF file's.
+
+    Without generation_config.json generation is greedy, as Transformers has it. The ids that end a
+    text come from there, else from config.json, else from the tokenizer.
     """
-    file = path / "generation_config.json"
-    g = Config(read_json_object(file) if file.exists() else {}, str(file))
+    g = _published(path, metadata)
     eos = _eos_ids(g) or _eos_ids(Config(config, str(path / "config.json")))
-    if not eos and tokenizer_eos is not None:
-        eos = frozenset((tokenizer_eos,))
+    if not eos:
+        eos = frozenset(tokenizer_ends)
     penalty = g.number("repetition_penalty", 0.0, 1e6, default=1.0)
     limit = g.integer("max_new_tokens", 1, 1 << 31, default=0) or None
     if not g.flag("do_sample", default=False):

@@ -21,8 +21,9 @@ from cpumoe.engine.run import FinishReason, Progress, Request, Stats, run
 from cpumoe.engine.sampling import Sampler, SamplingParams
 from cpumoe.engine.session import Session
 from cpumoe.engine.text import StopMatcher
-from cpumoe.engine.tokenizer import Message, Tokenizer
+from cpumoe.engine.tokenizer import Message, Tokenizer, has_tokenizer
 from cpumoe.models import ModelSpec, build_spec
+from cpumoe.ops import ActivationClass
 
 Prompt = str | Sequence[int]
 
@@ -79,10 +80,11 @@ class Model:
         executor: _core.Executor,
         kv: str,
         context: int | None,
+        activations: ActivationClass = "auto",
     ) -> None:
         self.path = checkpoint.path
         self.checkpoint = checkpoint
-        self.spec: ModelSpec = build_spec(checkpoint)
+        self.spec: ModelSpec = replace(build_spec(checkpoint), act_class=activations)
         self.kv = kv
         self.context = self.spec.max_tokens if context is None else context
         if not 1 <= self.context <= self.spec.max_tokens:
@@ -100,16 +102,21 @@ class Model:
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer, read on first use. Raises Error when it has none."""
         if self._tokenizer is None:
-            self._tokenizer = Tokenizer(self.path)
+            self._tokenizer = Tokenizer(self.path, self.checkpoint.metadata)
         return self._tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the checkpoint brings a tokenizer; without one there are only ids."""
+        return has_tokenizer(self.path, self.checkpoint.metadata)
 
     @property
     def defaults(self) -> Defaults:
         """The checkpoint's own sampling parameters and end-of-text ids."""
         if self._defaults is None:
-            has_tokenizer = (self.path / "tokenizer.json").exists()
-            eos = self.tokenizer.eos_id if has_tokenizer else None
-            self._defaults = read_defaults(self.path, self.checkpoint.config, eos)
+            c = self.checkpoint
+            ends = self.tokenizer.end_ids if self.has_tokenizer else ()
+            self._defaults = read_defaults(self.path, c.config, ends, c.metadata)
         return self._defaults
 
     @property
@@ -171,9 +178,10 @@ class Model:
     ) -> Request:
         """A Request for `engine.run`. after_prompt: the text continues the prompt's own."""
         ids = self._ids(prompt)
-        has_text = (self.path / "tokenizer.json").exists()
+        has_text = self.has_tokenizer
         if params.stop and not has_text:
-            raise Error(f"stop: needs tokenizer.json, which {self.path} lacks")
+            file = "tokenizer.json" if self.checkpoint.metadata is None else "a tokenizer"
+            raise Error(f"stop: needs {file}, which {self.path} lacks")
         return Request(
             session=session or self.session(),
             prompt=ids,
@@ -273,16 +281,21 @@ def load(
     threads: int | None = None,
     kv: str = "fp16",
     context: int | None = None,
+    activations: ActivationClass = "auto",
     executor: _core.Executor | None = None,
 ) -> Model:
-    """Open a Hugging Face checkpoint directory as published; nothing is converted or copied.
+    """Open a checkpoint as published; nothing is converted or copied.
 
-    path: holds config.json, one or many safetensors, and for text tokenizer.json.
+    path: a Hugging Face directory with config.json, one or many safetensors, and for text
+    tokenizer.json; or a GGUF file, of a split model any part.
     threads: workers; default CPUMOE_THREADS, else this machine's physical cores within its limits.
     kv: element type of the KV cache, "fp16", "bf16" or "fp32".
     context: tokens a sequence may hold; default what the model was made for. Memory is used only as
     far as a sequence grows. executor: use these workers instead of new ones.
-    Raises Error when anything in the directory is missing, malformed or not supported.
+    activations: what inputs are rounded to inside products with quantised weights, "fp32" (not at
+    all), "int8" (per token and 32 inputs; where the weights have integer products) or "auto" (each
+    format's default).
+    Raises Error when anything in it is missing, malformed or not supported.
 
     Example:
         >>> import cpumoe
@@ -292,4 +305,4 @@ def load(
     if executor is not None and threads is not None:
         raise Error("load: give threads or executor, not both")
     checkpoint = open_checkpoint(Path(path))
-    return Model(checkpoint, executor or _core.Executor(threads), kv, context)
+    return Model(checkpoint, executor or _core.Executor(threads), kv, context, activations)

@@ -1,4 +1,4 @@
-"""tokenizer.json and its companions: text <-> token ids, and the conversation template."""
+"""A checkpoint's tokenizer: text <-> token ids, and the conversation template."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from cpumoe._core import Error
 from cpumoe.checkpoint.json_file import read_json_object, require_regular_file
+from cpumoe.engine import gguf_tokenizer as gguf
+from cpumoe.engine.gguf_tokenizer import Parts
 from cpumoe.engine.template import ChatTemplate, find_template
 from cpumoe.engine.text import TextStream
 
@@ -22,41 +24,62 @@ def _content(token: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _read_directory(path: Path) -> Parts:
+    """tokenizer.json, tokenizer_config.json and the template of the checkpoint `path`."""
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise Error(
+            f"{path}: tokenizer.json is missing. Download it, or save the tokenizer with "
+            "Transformers' fast tokenizer; token ids work without it"
+        )
+    require_regular_file(file)
+    try:
+        raw = RawTokenizer.from_file(str(file))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # the package's own panics derive from BaseException only
+        raise Error(f"{file}: cannot be read as a tokenizer ({str(e)[:200]})") from None
+    config_file = path / "tokenizer_config.json"
+    config = read_json_object(config_file) if config_file.exists() else {}
+    eos = _content(config.get("eos_token"))
+    eos_id = None if eos is None else raw.token_to_id(eos)
+    ends = frozenset(() if eos_id is None else (eos_id,))
+    return Parts(raw, config, find_template(path, config), ends)
+
+
+def has_tokenizer(path: Path, metadata: Mapping[str, Any] | None = None) -> bool:
+    """Whether the checkpoint at `path` brings a tokenizer; metadata: of a GGUF file."""
+    return (path / "tokenizer.json").exists() if metadata is None else gguf.has_tokenizer(metadata)
+
+
 class Tokenizer:
     """Text to ids and back, as the checkpoint at `path` defines it.
 
+    metadata: of a GGUF file. end_ids: the tokens that end a text.
     Raises Error when tokenizer.json is missing or cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, metadata: Mapping[str, Any] | None = None) -> None:
         self.path = path
-        file = path / "tokenizer.json"
-        if not file.exists():
-            raise Error(
-                f"{path}: tokenizer.json is missing. Download it, or save the tokenizer with "
-                "Transformers' fast tokenizer; token ids work without it"
-            )
-        require_regular_file(file)
-        try:
-            self._raw = RawTokenizer.from_file(str(file))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as e:  # the package's own panics derive from BaseException only
-            raise Error(f"{file}: cannot be read as a tokenizer ({str(e)[:200]})") from None
+        parts = (
+            _read_directory(path)
+            if metadata is None
+            else gguf.read_tokenizer(metadata, f"{path}: metadata")
+        )
+        self._raw = parts.raw
         self._raw.no_truncation()
         self._raw.no_padding()
-        config_file = path / "tokenizer_config.json"
-        config = read_json_object(config_file) if config_file.exists() else {}
         self.special = {
             name: text
             for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-            if (text := _content(config.get(name))) is not None
+            if (text := _content(parts.config.get(name))) is not None
         }
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
+        self.end_ids = parts.end_ids
         # As Transformers does: a stated add_bos_token overrules the file's post-processor.
-        self._stated_bos = config.get("add_bos_token")
-        self._template_source = find_template(path, config)
+        self._stated_bos = parts.config.get("add_bos_token")
+        self._template_source = parts.template
         self._template: ChatTemplate | None = None
 
     def _id(self, name: str) -> int | None:

@@ -12,12 +12,11 @@ def build(r: Reader) -> ModelSpec:
     clip = c.number("clip_qkv", 0.0) if c.has("clip_qkv") else 0.0
     if c.has("sliding_window"):
         raise c.fail("sliding_window", "null in this family")
-    names = ("mlp", "gate_proj", "up_proj", "down_proj")
     layers = [
         r.layer(
             i,
             r.attention(i, theta=1e4, qkv_bias=bias, o_bias=bias, qk_norm="whole", clip_qkv=clip),
-            r.sparse(i, router, inter, names),
+            r.sparse(i, router, inter),
         )
         for i in range(r.layers)
     ]

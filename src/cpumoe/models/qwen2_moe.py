@@ -5,8 +5,6 @@ from dataclasses import replace
 from cpumoe.models.reader import Reader
 from cpumoe.models.spec import FfnSpec, ModelSpec, RouterSpec
 
-_KINDS = ("full_attention", "sliding_attention")
-
 
 def _windows(r: Reader) -> list[int]:
     """Window of each layer: by layer_types, or every other layer below max_window_layers."""
@@ -14,25 +12,15 @@ def _windows(r: Reader) -> list[int]:
     if not c.flag("use_sliding_window", default=False):
         return [0] * r.layers
     window = c.integer("sliding_window", 1, 1 << 27, default=4096)
-    if c.has("layer_types"):
-        types = c.values["layer_types"]
-        if not isinstance(types, list) or len(types) != r.layers or not set(types) <= set(_KINDS):
-            raise c.fail("layer_types", f"{r.layers} strings, each one of {', '.join(_KINDS)}")
-        return [window if t == "sliding_attention" else 0 for t in types]
     last = c.integer("max_window_layers", 0, 1 << 27, default=28)
-    return [window if i % 2 == 0 and i < last else 0 for i in range(r.layers)]
+    return r.windows(window, [i % 2 == 0 and i < last for i in range(r.layers)])
 
 
 def _shared(r: Reader, layer: int, router: RouterSpec) -> FfnSpec:
-    routed = r.sparse(
-        layer,
-        router,
-        r.width("moe_intermediate_size"),
-        ("mlp", "gate_proj", "up_proj", "down_proj"),
-    )
+    routed = r.sparse(layer, router, r.width("moe_intermediate_size"))
     p = f"model.layers.{layer}.mlp.shared_expert"
     gate, up, down = r.gated(p, r.width("shared_expert_intermediate_size"))
-    score = r.linear(f"{p}_gate", 1, r.hidden)
+    score = r.linear(f"{p}_gate", 1, r.hidden, stored="either")
     return replace(routed, shared_gate=gate, shared_up=up, shared_down=down, shared_score=score)
 
 

@@ -11,14 +11,13 @@ def build(r: Reader) -> ModelSpec:
     inter = r.width("moe_intermediate_size")
     bias = c.flag("attention_bias", default=False)
     window = r.window() if c.flag("use_sliding_window", default=False) else 0
-    names = ("mlp", "gate_proj", "up_proj", "down_proj")
     layers = [
         r.layer(
             i,
             r.attention(
                 i, theta=1e4, qkv_bias=bias, o_bias=bias, qk_norm="per_head", window=window
             ),
-            r.sparse(i, router, inter, names) if r.is_sparse(i) else r.dense(i),
+            r.sparse(i, router, inter) if r.is_sparse(i) else r.dense(i),
         )
         for i in range(r.layers)
     ]

@@ -1,7 +1,8 @@
 """Rotary position embedding parameters: config.json -> inverse frequencies and cos/sin scale.
 
 Formulas as in Transformers' modeling_rope_utils for `default`, `linear`, `llama3` and `yarn`,
-computed in float64 and rounded once to fp32 (their float32 differs in the last bits).
+computed in float64 and rounded once to fp32 (their float32 differs in the last bits). `factors` is
+of GGUF files, which store what each frequency is divided by.
 """
 
 from __future__ import annotations
@@ -14,30 +15,33 @@ from numpy.typing import NDArray
 from cpumoe._core import Error
 from cpumoe.models.config import MAX_POSITIONS, Config
 
-_KINDS = ("default", "linear", "llama3", "yarn")
+_KINDS = ("default", "linear", "llama3", "yarn", "factors")
 
 
-def rope(config: Config, head_dim: int, default_theta: float) -> tuple[tuple[float, ...], float]:
-    """(inverse frequencies [head_dim / 2], factor on cos and sin).
+def rope(
+    config: Config, head_dim: int, default_theta: float, partial: float | None = None
+) -> tuple[tuple[float, ...], float]:
+    """(inverse frequencies [rotated / 2], factor on cos and sin).
 
     Reads `rope_parameters` (Transformers v5) or `rope_theta` and `rope_scaling` (before).
-    Raises Error for a kind not in the list above, by name.
+    partial: default of partial_rotary_factor, the part of a head that rotates; None: all of it in
+    this family. Raises Error for a kind not in the list above, by name.
     """
     scaling = config.object("rope_parameters") or config.object("rope_scaling")
+    head_dim = _rotated(config, scaling, head_dim, partial)
     theta = config.number("rope_theta", 1.0, default=default_theta)
     if scaling is None:
         return _frequencies(_base(theta, head_dim), config), 1.0
     theta = scaling.number("rope_theta", 1.0, default=theta)
     key = "rope_type" if scaling.has("rope_type") or not scaling.has("type") else "type"
     kind = scaling.choice(key, _KINDS, default="default")
-    for owner in (config, scaling):
-        if owner.number("partial_rotary_factor", 0.0, 1.0, default=1.0) != 1.0:
-            raise owner.fail("partial_rotary_factor", "1 in this family")
     base = _base(theta, head_dim)
     if kind == "default":
         return _frequencies(base, scaling), 1.0
     if kind == "linear":
         return _frequencies(base / scaling.number("factor", 0.0), scaling), 1.0
+    if kind == "factors":
+        return _frequencies(base / _factors(scaling, len(base)), scaling), 1.0
     trained = scaling.integer(
         "original_max_position_embeddings",
         1,
@@ -49,6 +53,18 @@ def rope(config: Config, head_dim: int, default_theta: float) -> tuple[tuple[flo
     return _yarn(base, scaling, trained, theta, config)
 
 
+def _rotated(config: Config, scaling: Config | None, head_dim: int, partial: float | None) -> int:
+    name, owners = "partial_rotary_factor", [o for o in (scaling, config) if o is not None]
+    owner = next((o for o in owners if o.has(name)), config)
+    factor = owner.number(name, 0.0, 1.0, default=1.0 if partial is None else partial)
+    dims = int(head_dim * factor)
+    if partial is None and factor != 1.0:
+        raise owner.fail(name, "1 in this family")
+    if dims < 2 or dims % 2:
+        raise owner.fail(name, f"so that an even part of head_dim {head_dim} rotates")
+    return dims
+
+
 def _base(theta: float, head_dim: int) -> NDArray[np.float64]:
     return theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
 
@@ -58,6 +74,17 @@ def _frequencies(values: NDArray[np.float64], config: Config) -> tuple[float, ..
     if not np.all(np.abs(values) <= 1e6):
         raise Error(f"{config.where}: rope frequencies must stay below 10^6. Check its factors")
     return tuple(float(v) for v in values.astype(np.float32))
+
+
+def _factors(scaling: Config, count: int) -> NDArray[np.float64]:
+    values = scaling.values.get("factors")
+    if (
+        not isinstance(values, list)
+        or len(values) != count
+        or not all(type(v) is float and 0.0 < v < math.inf for v in values)
+    ):
+        raise scaling.fail("factors", f"{count} finite numbers above 0")
+    return np.array(values, np.float64)
 
 
 def _llama3(base: NDArray[np.float64], scaling: Config, trained: int) -> NDArray[np.float64]:
@@ -92,12 +119,29 @@ def _yarn(
     return _frequencies(frequencies, scaling), _yarn_scale(scaling, factor)
 
 
-def _yarn_scale(scaling: Config, factor: float) -> float:
-    def magnitude(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+def _magnitude(weight: float, factor: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
+
+def _yarn_scale(scaling: Config, factor: float) -> float:
     if scaling.has("attention_factor"):
         return scaling.number("attention_factor", 0.0)
     one = scaling.number("mscale", -math.inf, default=0.0)
     all_dims = scaling.number("mscale_all_dim", -math.inf, default=0.0)
-    return magnitude(one) / magnitude(all_dims) if one and all_dims else magnitude(1.0)
+    return (
+        _magnitude(one, factor) / _magnitude(all_dims, factor)
+        if one and all_dims
+        else _magnitude(1.0, factor)
+    )
+
+
+def score_factor(config: Config) -> float:
+    """What DeepSeek's attention multiplies its scores with, by mscale_all_dim."""
+    scaling = config.object("rope_parameters") or config.object("rope_scaling")
+    if scaling is None or not scaling.has("mscale_all_dim"):
+        return 1.0
+    key = "rope_type" if scaling.has("rope_type") or not scaling.has("type") else "type"
+    weight = scaling.number("mscale_all_dim", -math.inf)
+    if scaling.text(key, default="default") == "default" or weight == 0.0:
+        return 1.0
+    return _magnitude(weight, scaling.number("factor", 0.0)) ** 2

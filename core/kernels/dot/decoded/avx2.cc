@@ -10,45 +10,41 @@
 namespace cpumoe::avx2 {
 namespace {
 
+using namespace codes;
+
 // ---- a part of a line, rows: inputs [k, k + depth), k a multiple of kDepth
 
 constexpr int64_t kGroups = kDepth / 16;  // groups of inputs in a part, the smallest being of 16
 
+using DecodeRow = void (*)(const WeightView& w, int64_t n, int64_t k, int64_t depth, float* out);
+
 template <class W>
-struct Plain {
-  static constexpr Code kCode = W::kCode;
-  [[gnu::noinline]] static void row(const WeightView& w, int64_t n, int64_t k, int64_t depth,
-                                    float* out) {
-    const Format& f = *w.format;
-    const int64_t size = f.scale_cols, line = n / f.scale_rows;
-    const int64_t count = ceil_div(depth, size);
-    float scales[kGroups], zeros[kGroups];
-    load_scales(w.scales, line, k / size, count, w.global_scale, scales);
-    load_zeros(w, line, k / size, count, zeros);
-    const char* p = line_at(w, n);
-    for (int64_t g = 0, i = 0; g < count; ++g) {
-      const __m256 scale = _mm256_set1_ps(scales[g]), zero = _mm256_set1_ps(zeros[g]);
-      const int64_t end = min64((g + 1) * size, depth), whole = i + (end - i) / 8 * 8;
-      for (; i < whole; i += 8) {
-        const __m256 q = W::load8(p + (k + i) / 8 * W::kBytes8, 0);
-        _mm256_store_ps(out + i, _mm256_mul_ps(_mm256_sub_ps(q, zero), scale));
-      }
-      if (i < end) {  // the end of the line
-        const __m256 q = load8_of<W>(p, k + i, w.k, 0);
-        _mm256_store_ps(out + i, _mm256_mul_ps(_mm256_sub_ps(q, zero), scale));
-      }
+void plain_row(const WeightView& w, int64_t n, int64_t k, int64_t depth, float* out) {
+  const Format& f = *w.format;
+  const int64_t size = f.scale_cols, line = n / f.scale_rows;
+  const int64_t count = ceil_div(depth, size);
+  float scales[kGroups], zeros[kGroups];
+  load_scales(w.scales, line, k / size, count, w.global_scale, scales);
+  load_zeros(w, line, k / size, count, zeros);
+  const char* p = line_at(w, n);
+  for (int64_t g = 0, i = 0; g < count; ++g) {
+    const __m256 scale = _mm256_set1_ps(scales[g]), zero = _mm256_set1_ps(zeros[g]);
+    const int64_t end = min64((g + 1) * size, depth), whole = i + (end - i) / 8 * 8;
+    for (; i < whole; i += 8) {
+      const __m256 q = W::load8(p + (k + i) / 8 * W::kBytes8, 0);
+      _mm256_store_ps(out + i, _mm256_mul_ps(_mm256_sub_ps(q, zero), scale));
+    }
+    if (i < end) {  // the end of the line
+      const __m256 q = load8_of<W>(p, k + i, w.k, 0);
+      _mm256_store_ps(out + i, _mm256_mul_ps(_mm256_sub_ps(q, zero), scale));
     }
   }
-};
+}
 
 template <Code C>
-struct Gguf {
-  static constexpr Code kCode = C;
-  [[gnu::noinline]] static void row(const WeightView& w, int64_t n, int64_t k, int64_t depth,
-                                    float* out) {
-    decode_gguf<C>(line_at(w, n) + line_bytes(C, k), depth, out);
-  }
-};
+void gguf_row(const WeightView& w, int64_t n, int64_t k, int64_t depth, float* out) {
+  decode_gguf<C>(line_at(w, n) + line_bytes(C, k), depth, out);
+}
 
 // Lines of the block after this one, spread over the calls. One type for all codes, since the
 // register tiles are compiled for each.
@@ -85,14 +81,11 @@ struct FetchCodes {
   }
 };
 
-template <class D>
-void rows_block(const DotArgs& a) {
-  const WeightView& w = *a.w;
-  block_rows<FetchCodes>(
-      a, [&](int64_t n, int64_t rows, int64_t k, int64_t depth, float* out) {
-        if (depth == 0) return;
-        for (int64_t r = 0; r < rows; ++r) D::row(w, n + r, k, depth, out + r * kDepth);
-      });
+void rows_block(const DotArgs& a, DecodeRow row) {
+  block_rows<FetchCodes>(a, [&](int64_t n, int64_t rows, int64_t k, int64_t depth, float* out) {
+    if (depth == 0) return;
+    for (int64_t r = 0; r < rows; ++r) row(*a.w, n + r, k, depth, out + r * kDepth);
+  });
 }
 
 // ---- up to four tokens: a part of one row after the other
@@ -110,11 +103,12 @@ CPUMOE_INLINE void multiply_part(const float* w, const float* x, int64_t xs, int
   }
 }
 
-template <class D, int T>
-void rows_tokens(const DotArgs& a, int64_t m) {
+template <int T>
+void rows_tokens(const DotArgs& a, int64_t m, DecodeRow row) {
   constexpr int64_t kAhead = 8192;  // bytes
   const WeightView& w = *a.w;
-  const int64_t xs = Rows::pos(1, 0, w.k), stride = line_bytes(D::kCode, w.stride);
+  const Code code = w.format->code;
+  const int64_t xs = Rows::pos(1, 0, w.k), stride = line_bytes(code, w.stride);
   const int64_t ahead = ceil_div(kAhead, max64(stride, 64)) * stride;
   const float* x = static_cast<const float*>(a.act) + Rows::pos(m, 0, w.k);
   float* c = a.c + (m - a.m0) * a.c_stride;
@@ -126,9 +120,9 @@ void rows_tokens(const DotArgs& a, int64_t m) {
     const char* next = line_at(w, n) + ahead;
     for (int64_t k = 0; k < w.k; k += kDepth) {
       const int64_t depth = min64(kDepth, w.k - k), padded = round_up(depth, 16);
-      for (int64_t b = line_bytes(D::kCode, k), e = b + line_bytes(D::kCode, depth); b < e; b += 64)
-        _mm_prefetch(next + b, _MM_HINT_T1);
-      D::row(w, n, k, depth, part);
+      const int64_t begin = line_bytes(code, k), end = line_bytes(code, k + depth);
+      for (int64_t b = begin; b < end; b += 64) _mm_prefetch(next + b, _MM_HINT_T1);
+      row(w, n, k, depth, part);
       for (int64_t i = depth; i < padded; ++i) part[i] = 0;
       multiply_part<T>(part, x + k, xs, padded, lo, hi);
     }
@@ -137,18 +131,17 @@ void rows_tokens(const DotArgs& a, int64_t m) {
   }
 }
 
-template <class D>
-void rows_decoded(const DotArgs& a) {
+void rows_decoded(const DotArgs& a, DecodeRow row) {
   for (int64_t m = a.m0; m < a.m1;) {
     const int64_t left = a.m1 - m;
     if (left == 1) {
-      rows_tokens<D, 1>(a, m), m += 1;
+      rows_tokens<1>(a, m, row), m += 1;
     } else if (left == 2) {
-      rows_tokens<D, 2>(a, m), m += 2;
+      rows_tokens<2>(a, m, row), m += 2;
     } else if (left == 3) {
-      rows_tokens<D, 3>(a, m), m += 3;
+      rows_tokens<3>(a, m, row), m += 3;
     } else {
-      rows_tokens<D, 4>(a, m), m += 4;
+      rows_tokens<4>(a, m, row), m += 4;
     }
   }
 }
@@ -204,29 +197,29 @@ void columns_block(const DotArgs& a) {
 
 }  // namespace
 
-#define CPUMOE_DECODED_ROWS(code, decoder)                                \
-  void dot_block_rows_##code(const DotArgs& a) { rows_block<decoder>(a); } \
-  void dot_decoded_rows_##code(const DotArgs& a) { rows_decoded<decoder>(a); }
-CPUMOE_DECODED_ROWS(e4m3, Plain<E4M3>)
-CPUMOE_DECODED_ROWS(e2m1, Plain<E2M1>)
-CPUMOE_DECODED_ROWS(s8, Plain<S8>)
-CPUMOE_DECODED_ROWS(u8, Plain<U8>)
-CPUMOE_DECODED_ROWS(u4, Plain<U4>)
-CPUMOE_DECODED_ROWS(u3, Plain<U3>)
-CPUMOE_DECODED_ROWS(u2, Plain<U2>)
-CPUMOE_DECODED_ROWS(q8_0, Gguf<Code::q8_0>)
-CPUMOE_DECODED_ROWS(q4_0, Gguf<Code::q4_0>)
-CPUMOE_DECODED_ROWS(q4_1, Gguf<Code::q4_1>)
-CPUMOE_DECODED_ROWS(q5_0, Gguf<Code::q5_0>)
-CPUMOE_DECODED_ROWS(q5_1, Gguf<Code::q5_1>)
-CPUMOE_DECODED_ROWS(q2_k, Gguf<Code::q2_k>)
-CPUMOE_DECODED_ROWS(q3_k, Gguf<Code::q3_k>)
-CPUMOE_DECODED_ROWS(q4_k, Gguf<Code::q4_k>)
-CPUMOE_DECODED_ROWS(q5_k, Gguf<Code::q5_k>)
-CPUMOE_DECODED_ROWS(q6_k, Gguf<Code::q6_k>)
-CPUMOE_DECODED_ROWS(iq4_nl, Gguf<Code::iq4_nl>)
-CPUMOE_DECODED_ROWS(iq4_xs, Gguf<Code::iq4_xs>)
-CPUMOE_DECODED_ROWS(gguf_mxfp4, Gguf<Code::gguf_mxfp4>)
+void dot_block_rows_e4m3(const DotArgs& a) { rows_block(a, plain_row<E4M3>); }
+void dot_block_rows_e2m1(const DotArgs& a) { rows_block(a, plain_row<E2M1>); }
+#define CPUMOE_DECODED_ROWS(code, row)                                 \
+  void dot_block_rows_##code(const DotArgs& a) { rows_block(a, row); } \
+  void dot_decoded_rows_##code(const DotArgs& a) { rows_decoded(a, row); }
+CPUMOE_DECODED_ROWS(s8, plain_row<S8>)
+CPUMOE_DECODED_ROWS(u8, plain_row<U8>)
+CPUMOE_DECODED_ROWS(u4, plain_row<U4>)
+CPUMOE_DECODED_ROWS(u3, plain_row<U3>)
+CPUMOE_DECODED_ROWS(u2, plain_row<U2>)
+CPUMOE_DECODED_ROWS(q8_0, gguf_row<Code::q8_0>)
+CPUMOE_DECODED_ROWS(q4_0, gguf_row<Code::q4_0>)
+CPUMOE_DECODED_ROWS(q4_1, gguf_row<Code::q4_1>)
+CPUMOE_DECODED_ROWS(q5_0, gguf_row<Code::q5_0>)
+CPUMOE_DECODED_ROWS(q5_1, gguf_row<Code::q5_1>)
+CPUMOE_DECODED_ROWS(q2_k, gguf_row<Code::q2_k>)
+CPUMOE_DECODED_ROWS(q3_k, gguf_row<Code::q3_k>)
+CPUMOE_DECODED_ROWS(q4_k, gguf_row<Code::q4_k>)
+CPUMOE_DECODED_ROWS(q5_k, gguf_row<Code::q5_k>)
+CPUMOE_DECODED_ROWS(q6_k, gguf_row<Code::q6_k>)
+CPUMOE_DECODED_ROWS(iq4_nl, gguf_row<Code::iq4_nl>)
+CPUMOE_DECODED_ROWS(iq4_xs, gguf_row<Code::iq4_xs>)
+CPUMOE_DECODED_ROWS(gguf_mxfp4, gguf_row<Code::gguf_mxfp4>)
 #undef CPUMOE_DECODED_ROWS
 
 void dot_block_columns_e4m3(const DotArgs& a) { columns_block<E4M3>(a); }

@@ -6,9 +6,6 @@
 
 namespace cpumoe::avx2 {
 
-// A source: Order (of layouts.h), kSpanBytes, math(halves): `halves` when 16 inputs share a scale;
-// decode(p, w): the 8 vectors of a span. Plain ones: kCountedFrom, kMiddle and kFactor of a scale;
-// those of blocks: factors(p).
 struct U4 {
   using Order = Pairs;
   static constexpr bool kPlain = true;

@@ -3,7 +3,7 @@
 // files only.
 #pragma once
 #include "kernels/dot/dot.h"
-#include "kernels/dot/integer/plain.h"
+#include "kernels/dot/integer/source.h"
 
 namespace cpumoe::avx2 {
 
@@ -12,29 +12,6 @@ template <int T>
 constexpr int64_t kStreamSpans = T == 1 ? 64 : T == 2 ? 16 : 8;
 constexpr int64_t kStreamRows = 8;
 constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
-
-template <Math M>
-constexpr int64_t kFactorFloats = 8 * ((M.parts == Math::floats ? 2 : 1) +
-                                       (M.offset == Math::none     ? 0
-                                        : M.offset == Math::group ? 1
-                                                                  : 2));
-
-// Factors of a plain code's span, as expand() lays them out.
-template <Math M>
-CPUMOE_INLINE void load_factors(const float* p, Factors& f) {
-  constexpr int64_t kParts = M.parts == Math::floats ? 2 : 1;
-  f.s0 = _mm256_loadu_ps(p);
-  if (kParts == 2) f.s1 = _mm256_loadu_ps(p + 8);
-  if (M.offset != Math::none) f.o0 = _mm256_loadu_ps(p + 8 * kParts);
-  if (M.offset == Math::halves) f.o1 = _mm256_loadu_ps(p + 8 * kParts + 8);
-}
-
-// The span at p, whose bytes past `bytes` are not there.
-template <class S>
-CPUMOE_INLINE void copy_span(const char* p, int64_t bytes, char* to) {
-  memset(to, 0, size_t(S::kSpanBytes));
-  memcpy(to, p, size_t(bytes));
-}
 
 template <class S, bool kHalves, int T>
 CPUMOE_INLINE void stream_span(__m256 acc[1][T], const char* p, const float* plain, const char* x,
@@ -124,8 +101,9 @@ void stream_tokens(const DotArgs& a, int64_t m) {
         }
         if constexpr (S::kPlain) {
           const GridRow g = grid_row(w, n + r, S::kCountedFrom, S::kMiddle);
-          expand<typename S::Order, kHalves, M.offset != Math::none>(
-              g, first, last, w.k, S::kFactor, plain, kFactorFloats<M>);
+          expand_factors({g, first, last, w.k, S::kFactor, plain, kFactorFloats<M>,
+                          groups_of_lanes<typename S::Order>(), kHalves,
+                          M.offset != Math::none});
         }
         stream_row<S, kHalves, T>(p, next, plain, first, last, bytes, x, xs, sums + r * 8);
       }

@@ -41,7 +41,8 @@ CPUMOE_INLINE void rows_step(__m256 acc[R], const char* w, int64_t stride, const
   rows_half<W, R, true, false>(acc, w, stride, x);
 }
 
-// c[r] for R features; next: as many bytes from here are fetched as w holds.
+// c[r] for R features; next: the R rows from here are fetched, and the R rows behind them, so that
+// every line is asked for twice: the CPU drops a prefetch when too many are under way.
 template <class W, int R>
 CPUMOE_INLINE void rows_tile(const char* w, int64_t stride, const float* x, int64_t inputs,
                              float* c, const char* next) {
@@ -53,7 +54,10 @@ CPUMOE_INLINE void rows_tile(const char* w, int64_t stride, const float* x, int6
   for (; k + kLine <= inputs; k += kLine) {
     const char* p = w + k * W::kBytes;
 #pragma GCC unroll 2
-    for (int r = 0; r < R; ++r) _mm_prefetch(next + r * stride + k * W::kBytes, _MM_HINT_T1);
+    for (int r = 0; r < R; ++r) {
+      _mm_prefetch(next + r * stride + k * W::kBytes, _MM_HINT_T1);
+      _mm_prefetch(next + (R + r) * stride + k * W::kBytes, _MM_HINT_T1);
+    }
     for (int64_t i = 0; i < kLine; i += 16) {
       rows_step<W, R>(acc, p + i * W::kBytes, stride, x + k + i);
     }
@@ -146,57 +150,48 @@ void rows(const DotArgs& a) {
   }
 }
 
-// ---- columns: blocks of `kInputs` rows of memory; sums of 16 features run down a block in
-// registers and lie in the tile between blocks, in the order of W::lo and W::hi.
+// ---- columns: blocks of a few lines of memory; sums of 16 features run down a block in registers
+// and lie in the tile between blocks, in the order of W::lo and W::hi. Lines are asked for in the
+// order of memory, twice, one and two blocks ahead.
 
-constexpr int64_t kInputs = 64;
-
-// What to fetch while a block is being computed: the lines of the next one in the order of memory.
-struct Ahead {
+struct LinesAhead {
   const char* at;
-  const char* row_end;
-  int64_t row_bytes, stride;  // at == null: nothing
-  CPUMOE_INLINE void step(Ahead& a) {
+  const char* run_end;
+  int64_t run_bytes, stride;
+  CPUMOE_INLINE void step(LinesAhead& a) {
     _mm_prefetch(a.at, _MM_HINT_T1);
     a.at += 64;
-    if (a.at >= a.row_end) {
-      a.row_end += a.stride;
-      a.at = a.row_end - a.row_bytes;
+    if (a.at >= a.run_end) {
+      a.run_end += a.stride;
+      a.at = a.run_end - a.run_bytes;
     }
   }
 };
 
-template <class W, int T>
-CPUMOE_INLINE void columns_input(__m256 lo[T], __m256 hi[T], const char* w, const float* x,
-                                 int64_t xs) {
-  const __m256 a = W::lo(w), b = W::hi(w);
-#pragma GCC unroll 4
-  for (int t = 0; t < T; ++t) {
-    const __m256 v = _mm256_broadcast_ss(x + t * xs);
-    lo[t] = _mm256_fmadd_ps(a, v, lo[t]);
-    hi[t] = _mm256_fmadd_ps(b, v, hi[t]);
-  }
-}
-
-// 16 features, `inputs` rows of memory, T tokens.
-template <class W, int T>
-CPUMOE_INLINE void columns_tile(const char* w, int64_t stride, int64_t inputs, const float* x,
-                                int64_t xs, float* c, int64_t cs, bool first, Ahead& ahead) {
+// 16 features, R lines of memory, T tokens.
+template <class W, int T, int R>
+CPUMOE_INLINE void columns_tile(const char* w, int64_t stride, const float* x, int64_t xs, float* c,
+                                int64_t cs, bool first, LinesAhead ahead[2]) {
   __m256 lo[T], hi[T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     lo[t] = first ? _mm256_setzero_ps() : _mm256_load_ps(c + t * cs);
     hi[t] = first ? _mm256_setzero_ps() : _mm256_load_ps(c + t * cs + 8);
   }
-  int64_t k = 0;
-  for (; k + 2 <= inputs; k += 2) {
-    Ahead::step(ahead);
-    if (W::kBytes == 4) Ahead::step(ahead);
-    columns_input<W, T>(lo, hi, w, x + k, xs);
-    columns_input<W, T>(lo, hi, w + stride, x + k + 1, xs);
-    w += 2 * stride;
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    if (W::kBytes == 4 || r % 2 == 0) {
+      LinesAhead::step(ahead[0]);
+      LinesAhead::step(ahead[1]);
+    }
+    const __m256 a = W::lo(w + r * stride), b = W::hi(w + r * stride);
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      const __m256 v = _mm256_broadcast_ss(x + t * xs + r);
+      lo[t] = _mm256_fmadd_ps(a, v, lo[t]);
+      hi[t] = _mm256_fmadd_ps(b, v, hi[t]);
+    }
   }
-  if (k < inputs) columns_input<W, T>(lo, hi, w, x + k, xs);
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) {
     _mm256_store_ps(c + t * cs, lo[t]);
@@ -204,35 +199,58 @@ CPUMOE_INLINE void columns_tile(const char* w, int64_t stride, int64_t inputs, c
   }
 }
 
-// Features [n0, n1) for T tokens.
+// All features, R lines of memory, T tokens.
+template <class W, int T, int R>
+CPUMOE_INLINE void columns_block(const char* w, int64_t stride, int64_t features, const float* x,
+                                 int64_t xs, float* c, int64_t cs, bool first, LinesAhead ahead[2]) {
+  int64_t f = 0;
+  for (; f + 16 <= features; f += 16) {
+    columns_tile<W, T, R>(w + f * W::kBytes, stride, x, xs, c + f, cs, first, ahead);
+  }
+  if (f < features) {
+    alignas(64) char tail[R * 64];
+    for (int r = 0; r < R; ++r) {
+      copy_tail16<W>(w + r * stride + f * W::kBytes, features - f, tail + r * 64);
+    }
+    columns_tile<W, T, R>(tail, 64, x, xs, c + f, cs, first, ahead);
+  }
+}
+
+// Features [a.n0, a.n1), tokens m .. m + T - 1.
 template <class W, int T>
-void columns_features(const DotArgs& a, int64_t n0, int64_t n1, int64_t m) {
+void columns_tokens(const DotArgs& a, int64_t m) {
+  constexpr int kLines = 8;
   const WeightView& w = *a.w;
-  const int64_t stride = w.stride * W::kBytes, xs = Rows::pos(1, 0, w.k), features = n1 - n0;
-  const char* base = static_cast<const char*>(w.data) + n0 * W::kBytes;
+  const int64_t stride = w.stride * W::kBytes, xs = Rows::pos(1, 0, w.k), features = a.n1 - a.n0;
+  const int64_t bytes = features * W::kBytes, run = bytes == stride ? kLines * bytes : bytes;
+  const char* base = static_cast<const char*>(w.data) + a.n0 * W::kBytes;
   const float* x = static_cast<const float*>(a.act) + Rows::pos(m, 0, w.k);
-  float* c = a.c + (m - a.m0) * a.c_stride + (n0 - a.n0);
+  float* c = a.c + (m - a.m0) * a.c_stride;
+  // The block that begins at line k, in this slice or behind it in the caller's next one.
+  const auto block_at = [&](int64_t k) {
+    const char* p = base;
+    if (k + kLines <= w.k) {
+      p += k * stride;
+    } else if (k >= w.k && a.next != nullptr) {
+      p = static_cast<const char*>(a.next) + (k - w.k) * stride;
+    }
+    return LinesAhead{p, p + run, run, stride};
+  };
   int64_t k = 0;
-  do {
-    const int64_t inputs = min64(kInputs, w.k - k);
-    const char* p = base + k * stride;
-    const bool more = m == a.m0 && k + 2 * kInputs <= w.k;
-    const char* next = more ? p + kInputs * stride : p;
-    Ahead ahead{next, next + features * W::kBytes, features * W::kBytes, stride};
-    int64_t f = 0;
-    for (; f + 16 <= features; f += 16) {
-      columns_tile<W, T>(p + f * W::kBytes, stride, inputs, x + k, xs, c + f, a.c_stride, k == 0,
-                         ahead);
-    }
-    if (f < features) {
-      alignas(64) char tail[kInputs * 64];
-      for (int64_t i = 0; i < inputs; ++i) {
-        copy_tail16<W>(p + i * stride + f * W::kBytes, features - f, tail + i * 64);
-      }
-      columns_tile<W, T>(tail, 64, inputs, x + k, xs, c + f, a.c_stride, k == 0, ahead);
-    }
-    k += kInputs;
-  } while (k < w.k);
+  for (; k + kLines <= w.k; k += kLines) {
+    LinesAhead ahead[2] = {block_at(k + 2 * kLines), block_at(k + kLines)};
+    columns_block<W, T, kLines>(base + k * stride, stride, features, x + k, xs, c, a.c_stride,
+                                k == 0, ahead);
+  }
+  for (; k < w.k; ++k) {
+    LinesAhead ahead[2] = {block_at(w.k), block_at(w.k)};
+    columns_block<W, T, 1>(base + k * stride, stride, features, x + k, xs, c, a.c_stride, k == 0,
+                           ahead);
+  }
+  if (w.k == 0) {
+    for (int t = 0; t < T; ++t) memset(c + t * a.c_stride, 0, size_t(features) * sizeof(float));
+    return;
+  }
   if (!W::kEvenOdd) return;
   for (int t = 0; t < T; ++t) {
     for (int64_t f = 0; f < features; f += 16) {
@@ -247,20 +265,16 @@ void columns_features(const DotArgs& a, int64_t n0, int64_t n1, int64_t m) {
 
 template <class W>
 void columns(const DotArgs& a) {
-  constexpr int64_t kSlice = 3072;  // the sums of one token lie in L1
-  for (int64_t n = a.n0; n < a.n1; n += kSlice) {
-    const int64_t end = min64(n + kSlice, a.n1);
-    for (int64_t m = a.m0; m < a.m1;) {
-      const int64_t left = a.m1 - m;
-      if (left == 1) {
-        columns_features<W, 1>(a, n, end, m), m += 1;
-      } else if (left == 2) {
-        columns_features<W, 2>(a, n, end, m), m += 2;
-      } else if (left == 3) {
-        columns_features<W, 3>(a, n, end, m), m += 3;
-      } else {
-        columns_features<W, 4>(a, n, end, m), m += 4;
-      }
+  for (int64_t m = a.m0; m < a.m1;) {
+    const int64_t left = a.m1 - m;
+    if (left == 1) {
+      columns_tokens<W, 1>(a, m), m += 1;
+    } else if (left == 2) {
+      columns_tokens<W, 2>(a, m), m += 2;
+    } else if (left == 3) {
+      columns_tokens<W, 3>(a, m), m += 3;
+    } else {
+      columns_tokens<W, 4>(a, m), m += 4;
     }
   }
 }

@@ -1,4 +1,5 @@
 // A few tokens, plain codes.
+#include "kernels/dot/integer/plain.h"
 #include "kernels/dot/integer/stream.h"
 
 namespace cpumoe::avx2 {

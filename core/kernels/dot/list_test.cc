@@ -1,0 +1,68 @@
+// The list of kernels, the choice from it and refusals.
+#include <string>
+
+#include "kernels/dot/dot.h"
+#include "kernels/testing/dot_problem.h"
+#include "testing/test.h"
+
+namespace cpumoe {
+namespace {
+
+using testing::test_isa;
+
+TEST(list_is_well_formed) {
+  int count = 0;
+  const DotKernel* all = dot_kernels(&count);
+  for (int i = 0; i < count; ++i) {
+    const DotKernel& k = all[i];
+    CHECK_GE(k.m_min, 1);
+    CHECK_LE(k.m_min, k.m_max);
+    CHECK(k.m_block >= 1 && k.n_block >= 1 && k.n_slice % k.n_block == 0);
+    CHECK_EQ(k.act_bytes(0, 5), size_t(0));
+    for (int j = 0; j < i; ++j) CHECK_NE(std::string(k.name), std::string(all[j].name));
+  }
+}
+
+IsaSet set_of(std::initializer_list<Isa> isas) {
+  IsaSet s{0};
+  for (const Isa i : isas) s.mask |= 1u << unsigned(i);
+  return s;
+}
+
+TEST(selection_golden_table) {
+  struct Golden {
+    const char* set;
+    Code code;
+    Layout layout;
+    int64_t m;
+    const char* name;
+  };
+  const Golden golden[] = {
+#include "kernels/dot/selection_golden.inc"
+  };
+  for (const Golden& g : golden) {
+    const bool wide = std::string(g.set) == "avx2";
+    const IsaSet isa = wide ? set_of({Isa::scalar, Isa::avx2}) : set_of({Isa::scalar});
+    if (wide && !test_isa().has(Isa::avx2)) continue;
+    const DotKernel* k = select_dot({g.code, g.layout, ActClass::fp32, g.m}, isa);
+    CHECK(k != nullptr);
+    CHECK_EQ(std::string(k->name), std::string(g.name));
+  }
+}
+
+TEST(refusal_names_every_candidate) {
+  std::string why;
+  CHECK(select_dot({Code::bf16, Layout::rows, ActClass::fp32, 4}, IsaSet{0}, &why) == nullptr);
+  CHECK(why.find("bf16 weights in rows layout, class fp32 and 4 tokens") != std::string::npos);
+  int count = 0;
+  const DotKernel* all = dot_kernels(&count);
+  for (int i = 0; i < count; ++i) {
+    CHECK_EQ(why.find(all[i].name) != std::string::npos, all[i].code == Code::bf16);
+  }
+  CHECK(why.find("scalar_plain_rows_bf16 needs scalar, which may not be used") !=
+        std::string::npos);
+  CHECK(why.find("scalar_plain_columns_bf16 reads the columns layout") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace cpumoe

@@ -1,0 +1,49 @@
+"""Rows of a source matrix as fp32, whatever its format."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from cpumoe._core import Error
+from cpumoe.checkpoint import TensorRef
+from cpumoe.weight import Weight
+
+Floats = NDArray[np.float32]
+
+_TYPES = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "bf16": np.dtype(ml_dtypes.bfloat16)}
+# Rows that are read together are a multiple of this: FP8 blocks share a scale over so many.
+ROW_STEP = 128
+
+
+def step_of(weight: TensorRef | Weight) -> int:
+    """Rows that can be read apart from others are multiples of this; 0: only all together."""
+    return 0 if isinstance(weight, Weight) and weight.format == "fp8_tensor" else ROW_STEP
+
+
+def read_rows(weight: TensorRef | Weight, first: int, count: int) -> Floats:
+    """Rows [first, first + count) of a matrix [N, K] (or elements of a vector) as fp32, a copy."""
+    if isinstance(weight, TensorRef) and weight.format in _TYPES:
+        part = weight.part(slice(first, first + count))
+        rows: Floats = part.data.view(_TYPES[weight.format]).reshape(part.shape).astype(np.float32)
+        return rows
+    whole = weight if isinstance(weight, Weight) else _as_weight(weight)
+    if first == 0 and count == whole.shape[0]:
+        return whole.decode()
+    return whole.features(first, count).decode()
+
+
+def _as_weight(ref: TensorRef) -> Weight:
+    """A tensor whose format needs no scales beside it (GGUF)."""
+    if len(ref.shape) != 2:
+        raise Error(
+            f"{ref.file}: tensor {ref.name} must be a matrix to be decoded from {ref.format}; "
+            f"it is {list(ref.shape)}"
+        )
+    return Weight(ref.data, format=ref.format, shape=ref.shape)
+
+
+def source_bytes(weight: TensorRef | Weight) -> int:
+    """Bytes that reading the whole of it takes."""
+    return int(weight.nbytes)

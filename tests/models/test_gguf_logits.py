@@ -1,0 +1,153 @@
+"""Tiny models of every architecture as GGUF: the logits are those of Transformers' model."""
+
+import copy
+import zlib
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import cpumoe
+from gguf_models import ARCHITECTURES, write_gguf
+from tiny_models import VARIANTS, prompt, relative_error, tiny
+
+BOUND = 1e-4  # as for safetensors: fp32 arithmetic in another order
+
+# Variants that a GGUF file can describe; the others turn on what its metadata have no field for.
+REPRESENTABLE = [
+    "mixtral",
+    "mixtral-window",
+    "mixtral-yarn",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_moe-linear",
+    "olmoe",
+    "olmoe-clip",
+    "llama",
+    "llama-biased",
+    "qwen2",
+    "qwen3",
+    "qwen3-biased",
+    "glm4_moe",
+    "glm4_moe-groups",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v2-groups",
+    "deepseek_v3",
+]
+
+
+def load(path: Path) -> cpumoe.Model:
+    return cpumoe.load(path, kv="fp32", activations="fp32")
+
+
+def test_every_architecture_is_here():
+    assert {VARIANTS[v][0] for v in REPRESENTABLE} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("variant", REPRESENTABLE)
+def test_prefill_equals_transformers(tmp_path, variant):
+    case, ids = tiny(variant), prompt(37)
+    write_gguf(tmp_path / "m.gguf", case)
+    assert relative_error(load(tmp_path / "m.gguf").logits(ids), case.logits(ids)) < BOUND
+
+
+@pytest.mark.parametrize("variant", ["deepseek_v2", "deepseek_v2-groups", "deepseek_v3"])
+def test_latent_attention_with_its_parts_apart(tmp_path, variant):
+    case, ids = tiny(variant), prompt(37)
+    write_gguf(tmp_path / "m.gguf", case, absorbed=True)
+    model = load(tmp_path / "m.gguf")
+    assert any("attn_k_b" in name for name in model.checkpoint.tensors)
+    assert relative_error(model.logits(ids), case.logits(ids)) < BOUND
+
+
+def test_weights_are_used_in_place(tmp_path):
+    write_gguf(tmp_path / "m.gguf", tiny("mixtral"))
+    model = load(tmp_path / "m.gguf")
+    inside = [np.frombuffer(f.mapping, np.uint8) for f in model.checkpoint.files]
+    first, last = inside[0].ctypes.data, inside[0].ctypes.data + inside[0].nbytes
+    layer = model.spec.layers[1]
+    for ref in (model.spec.embed, layer.attn.q.w, *layer.ffn.expert_gate, *layer.ffn.expert_down):
+        assert first <= ref.data.ctypes.data < last
+
+
+KINDS = gguf.GGMLQuantizationType
+
+
+def as_kind(kind):
+    return lambda value: (gguf.quantize(value, kind), kind)
+
+
+@pytest.mark.parametrize("kind", [KINDS.F16, KINDS.BF16], ids=lambda k: k.name)
+@pytest.mark.parametrize("variant", ["mixtral", "qwen3_moe"])
+def test_half_precision_weights(tmp_path, variant, kind):
+    dtype = {KINDS.F16: "float16", KINDS.BF16: "bfloat16"}[kind]
+    case, ids = tiny(variant, dtype=dtype), prompt(19)
+    write_gguf(tmp_path / "m.gguf", case, as_kind(kind))
+    model = load(tmp_path / "m.gguf")
+    assert model.spec.layers[0].attn.q.w.format == {KINDS.F16: "fp16"}.get(kind, "bf16")
+    assert relative_error(model.logits(ids), case.logits(ids)) < BOUND
+
+
+# Byte offsets of a block's fp16 scales, of types that the gguf package can only decode.
+SCALES = {
+    KINDS.Q2_K: (80, 82),
+    KINDS.Q3_K: (108,),
+    KINDS.Q4_K: (0, 2),
+    KINDS.Q5_K: (0, 2),
+    KINDS.Q6_K: (208,),
+    KINDS.IQ4_NL: (0,),
+    KINDS.IQ4_XS: (0,),
+}
+
+
+def random_row(row: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Blocks drawn by the row's own bytes, scaled to the size of its values."""
+    elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(zlib.crc32(row.tobytes()))
+    blocks = rng.integers(0, 256, (len(row) // elements, nbytes), dtype=np.uint8)
+
+    def scaled(by: float) -> np.ndarray:
+        for at in SCALES[kind]:
+            blocks[:, at : at + 2] = np.frombuffer(np.float16(by).tobytes(), np.uint8)
+        return gguf.dequantize(blocks.reshape(-1), kind)
+
+    scaled(0.12 / float(np.sqrt(np.mean(scaled(1.0) ** 2))))
+    return blocks.reshape(-1)
+
+
+def stored(value: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    if kind not in SCALES:
+        return gguf.quantize(value, kind)
+    rows = value.reshape(-1, value.shape[-1])
+    packed = np.stack([random_row(row, kind) for row in rows])
+    return packed.reshape(*value.shape[:-1], -1)
+
+
+WIDE = {"hidden_size": 256, "vocab_size": 40, "num_attention_heads": 8, "num_hidden_layers": 2}
+VARIANTS["llama-wide"] = ("llama", WIDE | {"intermediate_size": 256})
+VARIANTS["qwen3_moe-wide"] = (
+    "qwen3_moe",
+    WIDE | {"num_experts": 4, "moe_intermediate_size": 256, "norm_topk_prob": True, "head_dim": 32},
+)
+BLOCKS = [KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.MXFP4, *SCALES]
+
+
+@pytest.mark.parametrize("kind", BLOCKS, ids=lambda k: k.name)
+@pytest.mark.parametrize("variant", ["llama-wide", "qwen3_moe-wide"])
+def test_block_formats_equal_their_decoded_weights(tmp_path, variant, kind):
+    """Every matrix in the format, against Transformers on the gguf package's decoded values."""
+    case, ids = tiny(variant), np.random.default_rng(0).integers(0, 40, 21).tolist()
+    write_gguf(tmp_path / "m.gguf", case, lambda value: (stored(value, kind), kind))
+    reference = copy.deepcopy(case.hf)
+    with torch.no_grad():
+        for name, p in reference.named_parameters():
+            if p.ndim > 1 and ".gate." not in name:
+                decoded = gguf.dequantize(stored(p.numpy(), kind), kind)
+                p.copy_(torch.from_numpy(decoded.reshape(p.shape)))
+        want = reference(torch.tensor([ids])).logits[0].numpy()
+    got = load(tmp_path / "m.gguf").logits(ids)
+    assert relative_error(got, want) < BOUND
+    assert relative_error(case.logits(ids), want) > BOUND  # the format did matter
