@@ -322,7 +322,25 @@ std::vector<Held> take_segments(nb::object segments) {
   return held;
 }
 
-nb::object forward(PyDecoder& self, nb::object segments, bool all) {
+constexpr const char* kSites[] = {"attention", "output", "feed_forward"};
+
+// Calls `tap` with a copy of what it is shown. The interpreter lock is taken for that.
+cpumoe::Tap make_tap(const nb::object& tap) {
+  if (tap.is_none()) return {};
+  return [&tap](int64_t layer, cpumoe::Site site, const float* x, int64_t rows, int64_t width) {
+    nb::gil_scoped_acquire locked;
+    const size_t count = size_t(rows * width);
+    float* copy = new float[count];
+    std::copy(x, x + count, copy);
+    nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+    tap(layer, kSites[size_t(site)],
+        nb::cast(nb::ndarray<nb::numpy, float, nb::ndim<2>>(
+            copy, {size_t(rows), size_t(width)}, owner)));
+  };
+}
+
+nb::object forward(PyDecoder& self, nb::object segments, bool all, nb::object tap) {
+  const cpumoe::Tap shown = make_tap(tap);
   const std::vector<Held> held = take_segments(std::move(segments));
   std::vector<cpumoe::Segment> parts;
   std::vector<CacheLease> leases;
@@ -342,7 +360,7 @@ nb::object forward(PyDecoder& self, nb::object segments, bool all) {
     nb::gil_scoped_release release;
     std::lock_guard<std::mutex> lock(self.busy);
     self.decoder->forward(parts, all ? cpumoe::LogitsOf::all : cpumoe::LogitsOf::last,
-                          logits.get());
+                          logits.get(), shown);
   }
   float* data = logits.release();
   nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
@@ -355,12 +373,16 @@ void bind_decoder(nb::module_& m) {
   nb::class_<PyDecoder>(m, "Decoder", "The whole forward pass of a model, weights in place.")
       .def(nb::init<nb::object, nb::object>(), "spec"_a, "executor"_a,
            "spec: a cpumoe.models.ModelSpec, kept alive. Raises Error when shapes do not fit.")
-      .def("forward", &forward, "segments"_a, "all"_a = false,
+      .def("forward", &forward, "segments"_a, "all"_a = false, "tap"_a = nb::none(),
            nb::sig("def forward(self, segments: collections.abc.Sequence[tuple[KvCache, "
-                   "numpy.typing.NDArray[numpy.int32]]], all: bool = False) -> "
-                   "numpy.typing.NDArray[numpy.float32]"),
+                   "numpy.typing.NDArray[numpy.int32]]], all: bool = False, tap: "
+                   "collections.abc.Callable[[int, str, numpy.typing.NDArray[numpy.float32]], None]"
+                   " | None = None) -> numpy.typing.NDArray[numpy.float32]"),
            "segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and gives\n"
            "fp32 logits [segments, vocab], or [tokens, vocab] with `all`. Releases the GIL.\n"
+           "tap(layer, site, x): sees a copy of what linear maps are applied to, fp32\n"
+           "[tokens, width]: site \"attention\" (q, k, v), \"output\" (o), \"feed_forward\"; it must\n"
+           "not use this decoder. What it raises ends the call.\n"
            "Raises Error, with the caches as they were, also when another call uses one of them.")
       .def_prop_ro("last_weight_bytes",
                    [](const PyDecoder& d) { return d.decoder->last_weight_bytes(); },

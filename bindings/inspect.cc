@@ -92,7 +92,7 @@ nb::tuple select_dot(const std::string& format, const std::string& layout, int64
                   ". See formats.inc");
   std::string why;
   const cpumoe::ActClass act_class =
-      cpumoe::class_for(*f, take_act_class(activations, "select_dot"));
+      cpumoe::class_for(*f, take_layout(layout, "select_dot"), take_act_class(activations, "select_dot"));
   const cpumoe::DotKernel* k = cpumoe::select_dot(
       {f->code, take_layout(layout, "select_dot"), act_class, tokens}, process_isa(), &why);
   return nb::make_tuple(k == nullptr ? nb::none() : nb::object(nb::str(k->name)), why);

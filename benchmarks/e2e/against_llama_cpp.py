@@ -103,7 +103,7 @@ class LlamaCpp:
         return answer
 
     def setting(self) -> dict[str, Any]:
-        """Version and batch sizes; the rest is llama.cpp's default."""
+        """Version, what it was built for and batch sizes; the rest is llama.cpp's default."""
         return dict(self._hello)
 
     def logits(self, ids: Any) -> Any:

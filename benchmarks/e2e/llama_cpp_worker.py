@@ -77,7 +77,8 @@ def main() -> None:
     quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
     llama_cpp.llama_log_set(quiet, ctypes.c_void_p())
     text = Text(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    hello = {"version": llama_cpp.__version__, "vocab": text.vocab, **text.settings}
+    system = llama_cpp.llama_print_system_info().decode()
+    hello = {"version": llama_cpp.__version__, "system": system, **text.settings}
     print(json.dumps(hello), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

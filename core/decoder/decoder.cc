@@ -174,7 +174,8 @@ int64_t Decoder::last_weight_bytes() const { return impl_->weight_bytes_read(); 
 
 // A cache's length moves only after every chunk has succeeded: until then whatever the layers wrote
 // past it does not exist, so an error leaves the caches as they were.
-void Decoder::forward(std::span<const Segment> segments, LogitsOf which, float* logits) {
+void Decoder::forward(std::span<const Segment> segments, LogitsOf which, float* logits,
+                      const Tap& tap) {
   Impl& m = *impl_;
   m.check(segments);
   for (Layer& l : m.layers) std::fill(l.touched.begin(), l.touched.end(), 0);
@@ -200,7 +201,7 @@ void Decoder::forward(std::span<const Segment> segments, LogitsOf which, float* 
     }
     m.reserve(rows);
     m.start(rows);
-    for (size_t i = 0; i < m.layers.size(); ++i) m.run_layer(i, rows);
+    for (size_t i = 0; i < m.layers.size(); ++i) m.run_layer(i, rows, tap);
     m.head(which, rows, done, logits);
     done += rows;
   }

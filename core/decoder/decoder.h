@@ -1,5 +1,6 @@
 // The whole forward pass, prefill and decode, as one native call over ragged sequences.
 #pragma once
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -32,6 +33,12 @@ struct Segment {                   // new tokens of one sequence
 
 enum class LogitsOf : uint8_t { last, all };  // of each segment
 
+// What a layer's linear maps are applied to: q, k, v (or what makes them); o; router and experts.
+enum class Site : uint8_t { attention, output, feed_forward };
+// Sees fp32 rows [rows, width] of successive tokens during forward(), site by site. May throw.
+using Tap = std::function<void(int64_t layer, Site site, const float* x, int64_t rows,
+                               int64_t width)>;
+
 class Decoder {
  public:
   Decoder(ModelSpec model, IsaSet isa, Executor& executor);  // the executor must outlive it
@@ -42,7 +49,8 @@ class Decoder {
   // is out of range, a cache would overflow, a cache appears twice or has another geometry. NaN/Inf
   // router logits throw too; the caches are then as long as they were. Prompts longer than an
   // internal chunk are processed in chunks. Results do not depend on the number of threads.
-  void forward(std::span<const Segment> segments, LogitsOf which, float* logits);
+  void forward(std::span<const Segment> segments, LogitsOf which, float* logits,
+               const Tap& tap = {});
   // Bytes of weights that the last forward() read at least once (each touched expert counted once).
   int64_t last_weight_bytes() const;
 

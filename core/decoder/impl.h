@@ -60,7 +60,7 @@ struct Decoder::Impl {
   void check(std::span<const Segment> segments);
   void reserve(int64_t rows);
   void start(int64_t rows);
-  void run_layer(size_t index, int64_t rows);
+  void run_layer(size_t index, int64_t rows, const Tap& tap);
   void attend(size_t index, int64_t rows);
   void mix(size_t index, int64_t rows);
   void finish_projection(const AttentionSpec& a, size_t index, int64_t begin, int64_t end);

@@ -163,16 +163,22 @@ void Decoder::Impl::feed_forward(size_t index, int64_t rows) {
   moe(args, isa, workspace, executor);
 }
 
-void Decoder::Impl::run_layer(size_t index, int64_t rows) {
+void Decoder::Impl::run_layer(size_t index, int64_t rows, const Tap& tap) {
   const LayerSpec& spec = model.layers[index];
+  const auto show = [&](Site site, AlignedBuffer& b, int64_t width) {
+    if (tap) tap(int64_t(index), site, data(b), rows, width);
+  };
   norm_rows(spec.attn_norm, nullptr, rows, data(x), data(h));
+  show(Site::attention, h, model.hidden);
   if (spec.attn.is_latent()) {
     attend_latent(index, rows);
   } else {
     attend(index, rows);
   }
+  show(Site::output, attended, spec.attn.mixed_dim());
   mix(index, rows);
   norm_rows(spec.ffn_norm, data(mixed), rows, data(x), data(h));
+  show(Site::feed_forward, h, model.hidden);
   feed_forward(index, rows);
 }
 

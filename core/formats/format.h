@@ -71,11 +71,13 @@ CPUMOE_INLINE const char* feature_at(const WeightView& w, int64_t n) {
   if (w.layout == Layout::rows) return line_at(w, n);
   return static_cast<const char*>(w.data) + line_bytes(w.format->code, n);
 }
-// The class of activations for weights of this format: the one asked for, where the code has it
-// (floats have no integer products), else by default the format's own.
-inline ActClass class_for(const Format& f, std::optional<ActClass> asked) {
-  const ActClass c = asked.value_or(f.act_class);
-  return is_float(f.code) || f.code == Code::e4m3 ? ActClass::fp32 : c;
+// The class of activations for weights of this format and layout: the one asked for, by default the
+// format's own; fp32 where there are no integer products: for floats, and for codes that were never
+// published in columns.
+inline ActClass class_for(const Format& f, Layout layout, std::optional<ActClass> asked) {
+  const bool integers = layout == Layout::rows ? !is_float(f.code) && f.code != Code::e4m3
+                                               : f.code >= Code::u4_gptq && f.code <= Code::u4_awq;
+  return integers ? asked.value_or(f.act_class) : ActClass::fp32;
 }
 // Features [n0, n0 + n) of w. n0 must be a multiple of feature_step(w).
 WeightView features_of(const WeightView& w, int64_t n0, int64_t n);

@@ -30,7 +30,7 @@ class KernelCache {
 };
 
 inline DotRequest request(const WeightView& w, std::optional<ActClass> asked, int64_t tokens) {
-  return {w.format->code, w.layout, class_for(*w.format, asked), tokens};
+  return {w.format->code, w.layout, class_for(*w.format, w.layout, asked), tokens};
 }
 
 // Tokens of one operand to be gathered into a kernel's activation layout.

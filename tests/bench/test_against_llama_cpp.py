@@ -126,6 +126,7 @@ def test_the_runner(files, scripts, monkeypatch, tmp_path, steady, pair):
         peer = cell["peer"]
         assert peer["name"] == "llama_cpp"
         assert peer["setting"]["version"]
+        assert "CPU" in peer["setting"]["system"]
         assert peer["correlation"] > (0.99 if pair[0] == pair[1] else 0.7)
         assert peer["ratio"] == pytest.approx(peer["median_s"] / cell["median_s"])
         assert peer["flops"] == pytest.approx(cell["flops"], rel=1e-3)

@@ -1,7 +1,7 @@
 """Tiny models of every architecture as GGUF: the logits are those of Transformers' model."""
 
 import copy
-import zlib
+import functools
 from pathlib import Path
 
 import gguf
@@ -103,27 +103,42 @@ SCALES = {
 }
 
 
-def random_row(row: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Blocks drawn by the row's own bytes, scaled to the size of its values."""
-    elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
-    rng = np.random.default_rng(zlib.crc32(row.tobytes()))
-    blocks = rng.integers(0, 256, (len(row) // elements, nbytes), dtype=np.uint8)
+@functools.cache
+def unit(kind: gguf.GGMLQuantizationType) -> float:
+    """What scale gives random blocks of this type values of size 0.12."""
+    size = float(
+        np.sqrt(np.mean(gguf.dequantize(scaled(noise(64, 8, kind), kind, 1.0), kind) ** 2))
+    )
+    return 0.12 / size
 
-    def scaled(by: float) -> np.ndarray:
-        for at in SCALES[kind]:
-            blocks[:, at : at + 2] = np.frombuffer(np.float16(by).tobytes(), np.uint8)
-        return gguf.dequantize(blocks.reshape(-1), kind)
 
-    scaled(0.12 / float(np.sqrt(np.mean(scaled(1.0) ** 2))))
-    return blocks.reshape(-1)
+def noise(seeds: np.ndarray | int, blocks: int, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Random bytes [rows, blocks, bytes of one], each row by its own seed (splitmix64)."""
+    count = blocks * gguf.GGML_QUANT_SIZES[kind][1]
+    z = np.arange(1, count // 8 + 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = z + np.atleast_1d(np.asarray(seeds, np.uint64))[:, None]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))).view(np.uint8)[:, :count].reshape(len(z), blocks, -1)
+
+
+def scaled(blocks: np.ndarray, kind: gguf.GGMLQuantizationType, by: float) -> np.ndarray:
+    """The blocks with this scale, as rows of bytes."""
+    blocks = blocks.copy()
+    for at in SCALES[kind]:
+        blocks[..., at : at + 2] = np.frombuffer(np.float16(by).tobytes(), np.uint8)
+    return blocks.reshape(len(blocks), -1)
 
 
 def stored(value: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """The matrix in the format; of types that cannot be encoded, blocks drawn by the rows' bytes."""
     if kind not in SCALES:
         return gguf.quantize(value, kind)
-    rows = value.reshape(-1, value.shape[-1])
-    packed = np.stack([random_row(row, kind) for row in rows])
-    return packed.reshape(*value.shape[:-1], -1)
+    rows = np.ascontiguousarray(value, np.float32).reshape(-1, value.shape[-1])
+    weights = np.random.default_rng(1).integers(1, 1 << 62, rows.shape[1], dtype=np.uint64)
+    seeds = (rows.view(np.uint32).astype(np.uint64) * weights).sum(axis=1)
+    blocks = noise(seeds, rows.shape[1] // gguf.GGML_QUANT_SIZES[kind][0], kind)
+    return scaled(blocks, kind, unit(kind)).reshape(*value.shape[:-1], -1)
 
 
 WIDE = {"hidden_size": 256, "vocab_size": 40, "num_attention_heads": 8, "num_hidden_layers": 2}

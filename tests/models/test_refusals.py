@@ -14,7 +14,7 @@ BAD_CONFIGS = {
     "model_type no text": ({"model_type": 3}, "model_type"),
     "quantised": (
         {"quantization_config": {"quant_method": "gptq"}},
-        "quantization_config says 'gptq'",
+        "quantization_config: bits must be one of 4, 8; it is missing",
     ),
     "no experts": ({"num_experts": 0}, "num_experts must be an integer from 1"),
     "experts missing": ({"num_experts": None}, "num_experts must be .* it is missing"),

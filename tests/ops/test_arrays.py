@@ -182,6 +182,7 @@ def test_lock_is_released() -> None:
             "rows",
             np.empty((512, 1536), np.float32),
             cpumoe.Executor(1),
+            "auto",
         )
         assert ticks[0] > seen
     finally:

@@ -1,4 +1,4 @@
-"""Killed, out of disk, two at a time: the same command ends with the same bytes. Memory is bounded."""
+"""Killed, out of disk, two at a time: the same command ends with the same bytes. Bounded memory."""
 
 import json
 import os

@@ -197,7 +197,7 @@ inline std::vector<Bounded> expert(const ExpertsView& x, int64_t e,
                                    std::optional<ActClass> act_class) {
   const size_t i = size_t(e);
   const auto operand = [&](const WeightView& w, const std::vector<Bounded>& v) {
-    return class_for(*w.format, act_class) == ActClass::int8 ? quantized(v) : v;
+    return class_for(*w.format, w.layout, act_class) == ActClass::int8 ? quantized(v) : v;
   };
   const std::vector<Bounded> in = operand(x.gate[i], tokens);
   const auto bias = [](std::span<const VectorView> b, size_t at, int64_t n, double* value) {

@@ -11,7 +11,7 @@ from typing import Any
 
 import cpumoe
 from cpumoe import _core
-from cpumoe.bench.formats import FORMATS
+from cpumoe.bench.formats import ROWS
 from cpumoe.bench.measure import disagreement
 from cpumoe.bench.result import machine_facts
 
@@ -79,28 +79,37 @@ def _cgroup_memory(root: Path) -> int | None:
 
 
 def chosen_kernels() -> dict[str, Any]:
-    """The dot kernel for each format, layout and number of tokens, with what refused the others.
+    """The dot kernel for each code, layout and number of tokens, with what refused the others.
+
+    Formats that share a code share its kernels: each code stands under the name of its first one,
+    in that format's default class of activations.
 
     Returns:
-        ``dot``: list of {format, layout, tokens_min, tokens_max (None: any), kernel, refused},
-        refused being [{kernel, reason}]; ``other``: room -> kernel.
+        ``dot``: list of {format, code, class, layout, tokens_min, tokens_max (None: any), kernel,
+        refused}, refused being [{kernel, reason}]; ``other``: room -> kernel.
     """
     table: list[dict[str, Any]] = []
     rows = [row for row in _core.kernels() if row["room"] == "dot"]
-    for format in FORMATS:
+    first = {row.code: row for row in reversed(ROWS.values())}
+    for format in reversed(first.values()):
         for layout in ("rows", "columns"):
-            mine = [r for r in rows if (r["code"], r["layout"]) == (format, layout)]
+            integers = layout == "rows" or format.columns_only  # else class fp32, as core says
+            act_class = format.act_class if integers else "fp32"
+            key = (format.code, layout, act_class)
+            mine = [r for r in rows if (r["code"], r["layout"], r["act_class"]) == key]
             starts = {1} | {r["m_min"] for r in mine} | {r["m_max"] + 1 for r in mine}
             found: list[dict[str, Any]] = []
-            for tokens in sorted(s for s in starts if 1 <= s < 1 << 31):
-                kernel, why = _core.select_dot(format, layout, tokens)
+            for tokens in sorted(s for s in starts if mine and 1 <= s < 1 << 31):
+                kernel, why = _core.select_dot(format.name, layout, tokens)
                 if found and found[-1]["kernel"] == kernel:
                     continue
                 if found:
                     found[-1]["tokens_max"] = tokens - 1
                 found.append(
                     {
-                        "format": format,
+                        "format": format.name,
+                        "code": format.code,
+                        "class": act_class,
                         "layout": layout,
                         "tokens_min": tokens,
                         "tokens_max": None,

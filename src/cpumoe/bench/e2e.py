@@ -74,8 +74,8 @@ def active_elements(spec: Any) -> tuple[int, int]:
         total += size(a.q, a.k, a.v, a.o, f.gate, f.up, f.down, f.router_w)
         total += size(f.shared_gate, f.shared_up, f.shared_down, f.shared_score)
         if f.router is not None:
-            expert = size(f.expert_gate[0], f.expert_up[0], f.expert_down[0])
-            total += f.router.top_k * expert
+            every = size(*f.expert_gate, *f.expert_up, *f.expert_down)  # views, or stacks of them
+            total += f.router.top_k * every // f.router.experts
     return total, size(spec.head)
 
 

@@ -56,8 +56,8 @@ def expression(text: str, where: str) -> re.Pattern[str]:
     """A compiled expression; Error when it is none or could take for ever."""
     if len(_REPEAT.findall(text)) > _MAX_REPEATS or _REPEATED_GROUP.search(text):
         raise Error(
-            f"{where} must hold patterns of at most {_MAX_REPEATS} unbounded repeats, none of a group; "
-            f"got {text!r:.100}. Name the modules instead"
+            f"{where} must hold patterns of at most {_MAX_REPEATS} unbounded repeats, no group "
+            f"repeated; got {text!r:.100}. Name the modules instead"
         )
     try:
         return re.compile(text)

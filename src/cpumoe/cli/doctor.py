@@ -114,15 +114,15 @@ def limit_lines(limits: list[dict[str, Any]] | None) -> list[tuple[str, str]]:
 
 
 def kernel_lines(kernels: dict[str, Any]) -> list[tuple[str, str]]:
-    """Lines about the chosen kernels and the refused ones before them."""
-    lines = []
+    """Lines about the chosen kernels, a line for each code and layout, and why others were not."""
+    lines: dict[str, str] = {}
     for row in kernels["dot"]:
         top = row["tokens_max"]
-        tokens = f"{row['tokens_min']} or more" if top is None else f"{row['tokens_min']}-{top}"
-        text = row["kernel"] or "none"
-        if row["refused"]:
-            text += "; refused: " + ", ".join(
-                f"{r['kernel']} ({r['reason']})" for r in row["refused"]
-            )
-        lines.append((f"dot {row['format']} {row['layout']}, {tokens} tokens an expert", text))
-    return lines + [(room, name or "none") for room, name in sorted(kernels["other"].items())]
+        tokens = f"{row['tokens_min']}+" if top is None else f"{row['tokens_min']}-{top}"
+        text = f"{row['kernel'] or 'none'} for {tokens} tokens"
+        needs = [f"{r['kernel']} {r['reason']}" for r in row["refused"] if "needs" in r["reason"]]
+        if needs:
+            text += f" ({'; '.join(needs)})"
+        name = f"dot {row['code']} {row['layout']}, activations {row['class']}"
+        lines[name] = f"{lines[name]}, {text}" if name in lines else text
+    return [*lines.items(), *((room, name or "none") for room, name in kernels["other"].items())]

@@ -301,8 +301,7 @@ class Evaluator:
         self.result = Evaluation(
             compared=other is not None, total=sum(w.end - w.first for w in self.windows)
         )
-        rows = LOGIT_BYTES // (4 * model.spec.vocab)
-        self._rows = max(1, min(rows, PREFILL_TOKENS))
+        self._rows = max(1, min(LOGIT_BYTES // (4 * model.spec.vocab), PREFILL_TOKENS))
 
     def run(self) -> Iterator[tuple[int, int]]:
         """Measures; yields (scored tokens, all tokens to score) after each step.
@@ -311,13 +310,12 @@ class Evaluator:
         """
         models = self._models()
         sessions = [m.session() for m in models]
-        begin = time.perf_counter()
+        begin, done = time.perf_counter(), 0
         with ThreadPoolExecutor(max(m.executor.threads for m in models)) as pool:
             for window in self.windows:
                 sums = np.zeros(4)
                 for session in sessions:
                     session.cache.truncate(0)
-                done = self.result.tokens
                 for part in self._chunks(window, models, sessions, pool):
                     sums += part.sum(axis=0)
                     done += len(part)

@@ -102,6 +102,15 @@ class Output:
             self._journal = self._lock(path / JOURNAL)
         except OSError as e:
             raise_write_error(e, path)
+        try:
+            self.done, self.state = self._start(job)
+        except BaseException:
+            os.close(self._journal)
+            raise
+
+    def _start(self, job: str) -> tuple[int, State]:
+        """Reads the journal, or begins it; as `_resume`."""
+        path = self.path
         lines, length = _read_lines((path / JOURNAL).read_bytes())
         if lines and lines[0].get("job") != job:
             raise Error(
@@ -112,7 +121,7 @@ class Output:
         os.ftruncate(self._journal, length)
         if not lines:
             self._append({"job": job})
-        self.done, self.state = self._resume(lines[1:])
+        return self._resume(lines[1:])
 
     def _lock(self, journal: Path) -> int:
         others = [p for p in sorted(self.path.iterdir()) if p.name != JOURNAL]

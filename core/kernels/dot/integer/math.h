@@ -68,6 +68,8 @@ CPUMOE_INLINE void sum_codes(__m256i p[R][T], const Codes& codes, const char* x,
           const __m256i product = _mm256_maddubs_epi16(w[r], a);
           p[r][t] = v == kBegin && M.middle == 0 ? product : _mm256_add_epi16(p[r][t], product);
         }
+        // Opaque: GCC would pair the terms of a sum, and run out of registers over it.
+        __asm__("" : "+x"(p[r][t]));
       }
     }
   }

@@ -10,7 +10,8 @@
 namespace cpumoe::avx2 {
 namespace {
 
-constexpr int64_t kSpan = 1024;    // inputs: 4 tokens x 4 KiB beside the stream of weights in L1
+// Inputs of a span: those of all tokens are 16 KiB, beside the stream of weights in L1.
+constexpr int64_t span_of(int tokens) { return tokens == 1 ? 4096 : tokens == 2 ? 2048 : 1024; }
 constexpr int64_t kRows = 8;       // rows that take one span after the other
 constexpr int64_t kAhead = 16384;  // bytes fetched into L2 ahead of their use, at least
 
@@ -61,22 +62,33 @@ struct E2m1 {
 // the inputs' first and last half (lanes 0..3 and 4..7), where 16 inputs share a scale.
 template <class D, bool kHalves, int T>
 struct RunScales {
-  static constexpr int kPerRun = kHalves ? 2 : 1;
-  float of[T][kSpan / D::kRun * kPerRun];
+  static constexpr int64_t kStep = kHalves ? 16 : D::kRun;  // inputs of a scale here
+  static constexpr int64_t kPerGroup = RowsScaled::kGroup / kStep, kMost = span_of(T) / kStep;
+  float of[T][kMost];
 
   CPUMOE_INLINE void fill(RunScales& s, const WeightView& w, int64_t n, int64_t k, int64_t inputs,
                           const float* factors, int64_t fs) {
-    constexpr int64_t kStep = D::kRun / kPerRun;
     const int64_t size = w.format->scale_cols, line = n / w.format->scale_rows;
-    const int64_t groups = ceil_div(inputs, min64(size, kSpan));
-    float scales[kSpan / 16];
-    codes::load_scales(w.scales, line, k / size, groups, w.global_scale, scales);
-    const int64_t per_scale = min64(size, kSpan) / kStep, steps = ceil_div(inputs, kStep);
-    for (int t = 0; t < T; ++t) {
-      for (int64_t i = 0; i < steps; ++i) {
-        s.of[t][i] = scales[i / per_scale] * factors[t * fs + i * kStep / RowsScaled::kGroup];
+    const int64_t groups = ceil_div(inputs, RowsScaled::kGroup);
+    alignas(32) float steps[kMost];
+    if (size <= kStep) {
+      const int64_t count = ceil_div(inputs, kStep);
+      codes::load_scales(w.scales, line, k / kStep, count, w.global_scale, steps);
+      for (int64_t i = count; i < groups * kPerGroup; ++i) steps[i] = 0;
+    } else {
+      for (int64_t g = 0; g < groups; ++g) {
+        float scale;
+        codes::load_scales(w.scales, line, (k + g * RowsScaled::kGroup) / size, 1, w.global_scale,
+                           &scale);
+        for (int64_t i = 0; i < kPerGroup; ++i) steps[g * kPerGroup + i] = scale;
       }
-      if (kHalves && steps % 2 != 0) s.of[t][steps] = 0;  // behind the last input
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      for (int64_t g = 0; g < groups; ++g) {
+        const float factor = factors[t * fs + g];
+        for (int64_t i = g * kPerGroup; i < (g + 1) * kPerGroup; ++i) s.of[t][i] = steps[i] * factor;
+      }
     }
   }
   CPUMOE_INLINE __m256 run(const RunScales& s, int t, int64_t i) {
@@ -94,10 +106,9 @@ struct Span {
   int64_t stride;
 };
 
-// c[t * cs + r] (+)= the products of R rows over a span with T tokens.
+// sums[r * T + t] (+)= the products of R rows over a span with T tokens, in 8 lanes.
 template <class D, bool kHalves, int R, int T>
-void row_span(const Span& s, const float* x, int64_t xs, const float* factors, float* c,
-              int64_t cs) {
+void row_span(const Span& s, const float* x, int64_t xs, const float* factors, __m256* sums) {
   using Scales = RunScales<D, kHalves, T>;
   Scales scales[R];
   __m256 total[R][T];
@@ -107,9 +118,9 @@ void row_span(const Span& s, const float* x, int64_t xs, const float* factors, f
     Scales::fill(scales[r], *s.w, s.n + r, s.k, s.inputs, factors, xs);
     nan[r] = _mm256_setzero_si256();
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) total[r][t] = _mm256_setzero_ps();
+    for (int t = 0; t < T; ++t) total[r][t] = s.k == 0 ? _mm256_setzero_ps() : sums[r * T + t];
   }
-  // One run: 32-input steps from tile(r, i), added up and scaled.
+  // One run: the steps of 32 inputs at(r, i), added up and scaled.
   const auto run = [&](int64_t k, int64_t steps, const auto& at) __attribute__((always_inline)) {
     __m256 acc[R][T];
 #pragma GCC unroll 2
@@ -161,62 +172,63 @@ void row_span(const Span& s, const float* x, int64_t xs, const float* factors, f
   }
 #pragma GCC unroll 2
   for (int r = 0; r < R; ++r) {
-    const float bad = D::is_nan(nan[r]) ? bits_to_float(0x7fc00000u) : 0.0f;
+    const __m256 bad = _mm256_set1_ps(D::is_nan(nan[r]) ? bits_to_float(0x7fc00000u) : 0.0f);
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
-      const float sum = sum8(total[r][t]) * D::kFactor + bad;
-      float& out = c[t * cs + r];
-      out = s.k == 0 ? sum : out + sum;
-    }
+    for (int t = 0; t < T; ++t) sums[r * T + t] = _mm256_add_ps(total[r][t], bad);
   }
 }
 
+// Up to kRows rows from n on, T tokens from m on.
 template <class D, bool kHalves, int T>
-CPUMOE_INLINE void rows_span(Span s, int64_t rows, const float* x, int64_t xs,
-                             const float* factors, float* c, int64_t cs) {
+void rows_tokens(const DotArgs& a, int64_t n, int64_t m) {
   constexpr int R = T == 1 ? 1 : 2;
-  int64_t r = 0;
-  const auto step = [&](int64_t by) { s.n += by, s.p += by * s.stride, s.next += by * s.stride; };
-  for (; r + R <= rows; r += R, step(R)) {
-    row_span<D, kHalves, R, T>(s, x, xs, factors, c + r, cs);
+  const WeightView& w = *a.w;
+  const int64_t xs = RowsScaled::line(w.k), stride = line_bytes(D::kCode, w.stride);
+  const int64_t ahead = round_up(ceil_div(kAhead, max64(64, stride)), kRows);  // rows
+  const int64_t rows = min64(kRows, a.n1 - n);
+  const char* base = line_at(w, n);
+  const char* next = m != a.m0           ? base
+                     : n + ahead < a.n1  ? base + ahead * stride
+                     : a.next != nullptr ? static_cast<const char*>(a.next) +
+                                               (n + ahead - a.n1) * stride
+                                         : base;
+  const float* x = static_cast<const float*>(a.act) + m * xs;
+  const float* factors = static_cast<const float*>(a.act) + RowsScaled::factor(m, 0, w.k);
+  __m256 sums[kRows * T];
+  int64_t k = 0;
+  do {
+    const int64_t byte = line_bytes(D::kCode, k);
+    Span s{&w, n, k, min64(span_of(T), w.k - k), base + byte, next + byte, stride};
+    const float* f = factors + k / RowsScaled::kGroup;
+    int64_t r = 0;
+    for (; r + R <= rows; r += R) {
+      row_span<D, kHalves, R, T>(s, x + k, xs, f, sums + r * T);
+      s.n += R, s.p += R * stride, s.next += R * stride;
+    }
+    if (R > 1 && r < rows) row_span<D, kHalves, 1, T>(s, x + k, xs, f, sums + r * T);
+    k += span_of(T);
+  } while (k < w.k);
+  float* c = a.c + (m - a.m0) * a.c_stride + (n - a.n0);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int t = 0; t < T; ++t) c[t * a.c_stride + r] = sum8(sums[r * T + t]) * D::kFactor;
   }
-  if (R > 1 && r < rows) row_span<D, kHalves, 1, T>(s, x, xs, factors, c + r, cs);
 }
 
 template <class D, bool kHalves>
 __attribute__((noinline)) void tokens(const DotArgs& a) {
-  const WeightView& w = *a.w;
-  const int64_t xs = RowsScaled::line(w.k), stride = line_bytes(D::kCode, w.stride);
-  const int64_t ahead = round_up(ceil_div(kAhead, max64(64, stride)), kRows);  // rows
-  const float* act = static_cast<const float*>(a.act);
   for (int64_t n = a.n0; n < a.n1; n += kRows) {
-    const int64_t rows = min64(kRows, a.n1 - n);
-    int64_t k = 0;
-    do {
-      const char* p = line_at(w, n) + line_bytes(D::kCode, k);
-      const char* next = n + ahead < a.n1   ? p + ahead * stride
-                         : a.next != nullptr ? static_cast<const char*>(a.next) +
-                                                   (n + ahead - a.n1) * stride +
-                                                   line_bytes(D::kCode, k)
-                                             : p;
-      const Span s{&w, n, k, min64(kSpan, w.k - k), p, next, stride};
-      for (int64_t m = a.m0; m < a.m1;) {
-        const float* x = act + m * xs + k;
-        const float* factors = act + RowsScaled::factor(m, k / RowsScaled::kGroup, w.k);
-        float* c = a.c + (m - a.m0) * a.c_stride + (n - a.n0);
-        const int64_t left = a.m1 - m;
-        if (left == 1) {
-          rows_span<D, kHalves, 1>(s, rows, x, xs, factors, c, a.c_stride), m += 1;
-        } else if (left == 2) {
-          rows_span<D, kHalves, 2>(s, rows, x, xs, factors, c, a.c_stride), m += 2;
-        } else if (left == 3) {
-          rows_span<D, kHalves, 3>(s, rows, x, xs, factors, c, a.c_stride), m += 3;
-        } else {
-          rows_span<D, kHalves, 4>(s, rows, x, xs, factors, c, a.c_stride), m += 4;
-        }
+    for (int64_t m = a.m0; m < a.m1;) {
+      const int64_t left = a.m1 - m;
+      if (left == 1) {
+        rows_tokens<D, kHalves, 1>(a, n, m), m += 1;
+      } else if (left == 2) {
+        rows_tokens<D, kHalves, 2>(a, n, m), m += 2;
+      } else if (left == 3) {
+        rows_tokens<D, kHalves, 3>(a, n, m), m += 3;
+      } else {
+        rows_tokens<D, kHalves, 4>(a, n, m), m += 4;
       }
-      k += kSpan;
-    } while (k < w.k);
+    }
   }
 }
 
