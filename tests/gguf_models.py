@@ -219,6 +219,8 @@ def write_gguf(
             new = names.get_name(f"{name}.weight", try_suffixes=(".weight", ".bias"))
         assert new is not None, name
         new += ".weight" if new.endswith("sinks") else ""
+        if new.endswith("gate_inp_shexp.weight"):
+            value = value[0]  # published files drop the extent of one
         value = np.ascontiguousarray(value)
         if convert is not None and value.ndim > 1 and "gate_inp" not in new:
             stored, kind = convert(value)

@@ -10,8 +10,8 @@ constexpr int64_t kLeastBytes = 32 << 10;
 // A slice is at most this part of what is left for each worker, so the last ones are small and
 // nobody waits for long at the end of a phase.
 constexpr int64_t kShares = 4;
-// Few tokens, columns: a core reads whole lines of memory, one after the other, much faster than parts
-// of them, so that slices are as large as an equal share, and not too narrow in the end
+// Few tokens, columns: a core reads whole lines of memory, one after the other, much faster than
+// parts of them, so that slices are as large as an equal share, and not too narrow in the end
 // (`moe_moe_bench layout=columns interleaved=1 hidden=2880 inter=2880 experts=32 top_k=4`).
 constexpr int64_t kWideShares = 1;
 constexpr int64_t kFinest = 32;  // part of the slice that the kernel prefers

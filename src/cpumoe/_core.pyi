@@ -1,6 +1,6 @@
 """Native part of cpumoe: operators, executor and decoder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -174,10 +174,13 @@ class Decoder:
         spec: a cpumoe.models.ModelSpec, kept alive. Raises Error when shapes do not fit.
         """
 
-    def forward(self, segments: Sequence[tuple[KvCache, numpy.typing.NDArray[numpy.int32]]], all: bool = False) -> numpy.typing.NDArray[numpy.float32]:
+    def forward(self, segments: Sequence[tuple[KvCache, numpy.typing.NDArray[numpy.int32]]], all: bool = False, tap: Callable[[int, str, numpy.typing.NDArray[numpy.float32]], None] | None = None) -> numpy.typing.NDArray[numpy.float32]:
         """
         segments: [(KvCache, int32 ids [n]), ...]. Appends the tokens to the caches and gives
         fp32 logits [segments, vocab], or [tokens, vocab] with `all`. Releases the GIL.
+        tap(layer, site, x): sees a copy of what linear maps are applied to, fp32
+        [tokens, width]: site "attention" (q, k, v), "output" (o), "feed_forward"; it must
+        not use this decoder. What it raises ends the call.
         Raises Error, with the caches as they were, also when another call uses one of them.
         """
 

@@ -15,7 +15,7 @@ import cpumoe.bench
 from cpumoe.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "docs/benchmarks.md", ROOT / "benchmarks/layer/run.sh"]
+PAGES = [ROOT / "docs/benchmarks.md", *sorted((ROOT / "benchmarks/layer").glob("*.sh"))]
 MODULES = [m.name for m in pkgutil.iter_modules(cpumoe.bench.__path__)]
 
 

@@ -131,7 +131,7 @@ def scaled(blocks: np.ndarray, kind: gguf.GGMLQuantizationType, by: float) -> np
 
 
 def stored(value: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """The matrix in the format; of types that cannot be encoded, blocks drawn by the rows' bytes."""
+    """The matrix in the format; of types only decoded there, blocks drawn by the rows' bytes."""
     if kind not in SCALES:
         return gguf.quantize(value, kind)
     rows = np.ascontiguousarray(value, np.float32).reshape(-1, value.shape[-1])
@@ -147,11 +147,22 @@ VARIANTS["qwen3_moe-wide"] = (
     "qwen3_moe",
     WIDE | {"num_experts": 4, "moe_intermediate_size": 256, "norm_topk_prob": True, "head_dim": 32},
 )
+VARIANTS["deepseek_v2-wide"] = (  # early files hold kv_b whole
+    "deepseek_v2",
+    WIDE
+    | {"num_key_value_heads": 8, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
+    | {"kv_lora_rank": 64, "q_lora_rank": None, "intermediate_size": 64, "n_routed_experts": 8}
+    | {"moe_intermediate_size": 32, "first_k_dense_replace": 1},
+)
 BLOCKS = [KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.MXFP4, *SCALES]
 
 
-@pytest.mark.parametrize("kind", BLOCKS, ids=lambda k: k.name)
-@pytest.mark.parametrize("variant", ["llama-wide", "qwen3_moe-wide"])
+CASES = [("llama-wide", kind) for kind in BLOCKS]
+CASES += [("qwen3_moe-wide", kind) for kind in BLOCKS]
+CASES += [("deepseek_v2-wide", KINDS.Q8_0), ("deepseek_v2-wide", KINDS.Q4_1)]
+
+
+@pytest.mark.parametrize(("variant", "kind"), CASES, ids=[f"{v}-{k.name}" for v, k in CASES])
 def test_block_formats_equal_their_decoded_weights(tmp_path, variant, kind):
     """Every matrix in the format, against Transformers on the gguf package's decoded values."""
     case, ids = tiny(variant), np.random.default_rng(0).integers(0, 40, 21).tolist()

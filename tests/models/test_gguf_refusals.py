@@ -55,7 +55,7 @@ BAD_FIELDS = {
         key("expert_used_count", 4),
         "expert_used_count must be an integer from 1 to 3; got 4",
     ),
-    "gating": (key("expert_gating_func", 2), r"expert_gating_func must be 1 \(softmax\)"),
+    "gating": (key("expert_gating_func", 2), "expert_gating_func must be 1 in this archi"),
     "scaled": (key("expert_weights_scale", 2.5), "expert_weights_scale must be 1"),
     "normalised": (key("expert_weights_norm", 1), "expert_weights_norm must be true or false"),
     "rope base": (key("rope.freq_base", -1.0), "rope.freq_base must be a finite number above 0"),

@@ -1,5 +1,5 @@
-// Rows of weights times a few tokens, for the shapes that are bound by memory or nearly so: weights
-// are decoded in registers, where every one meets up to four tokens. Included by avx2.cc files only.
+// Rows of weights times a few tokens, for the shapes bound by memory or nearly so: weights are
+// decoded in registers, where every one meets up to four tokens. Included by avx2.cc files only.
 #pragma once
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
@@ -139,8 +139,8 @@ struct RowsWalk {
   }
 };
 
-// Rows [n, end) of a block, one span, tokens m .. m + T - 1, R rows at a time. R is the greatest whose
-// sums and operands stay in the 16 registers.
+// Rows [n, end) of a block, one span, tokens m .. m + T - 1, R rows at a time. GCC keeps the sums
+// and operands of these R and T in the 16 registers; it spills those of 3 x 4 and 4 x 3.
 template <class W, int R, int T, int kFetch>
 void rows_span(const RowsWalk<W>& walk, int64_t n, int64_t end, int64_t k, int64_t inputs,
                int64_t m) {

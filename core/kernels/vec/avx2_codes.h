@@ -153,8 +153,13 @@ CPUMOE_INLINE void load_scales(const MatrixView& m, int64_t row, int64_t c0, int
     case Code::e8m0:
       for (int64_t i = 0; i < count; ++i) out[i] = e8m0_to_float(uint8_t(p[i])) * global;
       return;
-    default:
-      for (int64_t i = 0; i < count; ++i) out[i] = e4m3_to_float(uint8_t(p[i])) * global;
+    default: {
+      int64_t i = 0;
+      for (; i + 8 <= count; i += 8) {
+        _mm256_storeu_ps(out + i, _mm256_mul_ps(E4M3::load8(p + i, 0), _mm256_set1_ps(global)));
+      }
+      for (; i < count; ++i) out[i] = e4m3_to_float(uint8_t(p[i])) * global;
+    }
   }
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import cpumoe
 from cpumoe import _core
-from cpumoe.bench.formats import ROWS
+from cpumoe.bench.formats import ROWS, Row
 from cpumoe.bench.measure import disagreement
 from cpumoe.bench.result import machine_facts
 
@@ -90,8 +90,10 @@ def chosen_kernels() -> dict[str, Any]:
     """
     table: list[dict[str, Any]] = []
     rows = [row for row in _core.kernels() if row["room"] == "dot"]
-    first = {row.code: row for row in reversed(ROWS.values())}
-    for format in reversed(first.values()):
+    first: dict[str, Row] = {}
+    for row in ROWS.values():
+        first.setdefault(row.code, row)
+    for format in first.values():
         for layout in ("rows", "columns"):
             integers = layout == "rows" or format.columns_only  # else class fp32, as core says
             act_class = format.act_class if integers else "fp32"

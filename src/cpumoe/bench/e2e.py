@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -156,6 +156,7 @@ def run_model(
     threads: int | None,
     tries: int,
     activations: ActivationClass = "auto",
+    huge_pages: bool = False,
     peer: ModelPeer | None = None,
 ) -> list[dict[str, Any]]:
     """Opens the checkpoint at `path`, measures prompts and decoding and returns the two cells.
@@ -168,10 +169,12 @@ def run_model(
         threads: None for this machine's default.
         tries: how often a phase is measured whose limits disagree.
         activations: as of `cpumoe.load`.
+        huge_pages: copy the weights into memory with huge pages instead of mapping the files.
         peer: runs between our runs, on the same prompts.
     """
     start = time.perf_counter()
-    model = cpumoe.load(path, threads=threads, activations=activations)
+    pages: Literal["huge", "mapped"] = "huge" if huge_pages else "mapped"
+    model = cpumoe.load(path, threads=threads, activations=activations, memory=pages)
     opened = time.perf_counter() - start
     rng = np.random.default_rng(0)
 
@@ -185,7 +188,7 @@ def run_model(
     held = memory(model.path)
     kv = warm.session.cache.length * warm.session.cache.bytes_per_token
     del warm
-    if sum(file.size for file in model.checkpoint.files) < available_memory():
+    if pages == "mapped" and sum(f.size for f in model.checkpoint.files) < available_memory():
         for _ in model.checkpoint.touch():  # what is timed is a model that is in memory
             pass
 
@@ -193,6 +196,7 @@ def run_model(
     facts = {
         "model": model.path.resolve().name,
         "threads": model.executor.threads,
+        "pages": pages,
         "isa": cpumoe.machine().isa[-1],
         "open_s": opened,
         "first_pass_s": first.seconds,

@@ -13,6 +13,7 @@ import numpy as np
 from cpumoe._core import Error
 from cpumoe.checkpoint.gguf import is_gguf, open_gguf
 from cpumoe.checkpoint.json_file import read_json_object
+from cpumoe.checkpoint.mapping import Memory, Report
 from cpumoe.checkpoint.safetensors import TensorFile, TensorRef, open_safetensors
 
 _INDEX = "model.safetensors.index.json"
@@ -150,12 +151,16 @@ def _shards(path: Path) -> tuple[list[str], Mapping[str, str] | None]:
 
 
 def open_checkpoint(
-    path: str | os.PathLike[str], opened: Callable[[int, int], None] | None = None
+    path: str | os.PathLike[str],
+    opened: Callable[[int, int], None] | None = None,
+    memory: Memory = "mapped",
+    report: Report | None = None,
 ) -> Checkpoint:
     """Map every weight file of the directory `path` and read its config.json.
 
     path: the directory, or a GGUF file (any part of a split one).
-    opened(files, of) is called after each file. Nothing is copied or converted.
+    opened(files, of) is called after each file. Nothing is converted, and nothing copied unless
+    `memory` says so (map_file), when report(bytes) is called for each piece.
     Raises Error when the directory, config.json or a shard is missing, a header is malformed, or
     the index names a tensor that its shard does not hold.
     """
@@ -174,7 +179,7 @@ def open_checkpoint(
             raise Error(
                 f"{path}: must be a checkpoint directory or GGUF, not a file of another kind"
             )
-        gguf = open_gguf(path, opened)
+        gguf = open_gguf(path, opened, memory, report)
         return Checkpoint(path, {}, gguf.files, gguf.tensors, metadata=gguf.metadata)
     if not (path / "config.json").exists():
         raise Error(f"{path}: config.json is missing. Is this a checkpoint directory?")
@@ -188,7 +193,7 @@ def open_checkpoint(
         )
     files = []
     for name in names:
-        files.append(open_safetensors(path / name))
+        files.append(open_safetensors(path / name, memory, report))
         if opened is not None:
             opened(len(files), len(names))
     by_name = dict(zip(names, files, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ import numpy as np
 from cpumoe._core import Error
 from cpumoe.checkpoint.gguf_parse import parse_header
 from cpumoe.checkpoint.json_file import require_regular_file
+from cpumoe.checkpoint.mapping import Memory, Report, map_file
 from cpumoe.checkpoint.safetensors import TensorFile, TensorRef
 
 _SPLIT = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$", re.DOTALL)
@@ -48,7 +48,7 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def _open_file(path: Path) -> TensorFile:
+def _open_file(path: Path, memory: Memory = "mapped", report: Report | None = None) -> TensorFile:
     require_regular_file(path)
     try:
         with path.open("rb") as file:
@@ -58,7 +58,7 @@ def _open_file(path: Path) -> TensorFile:
                     f"{path}: a GGUF file begins with 24 bytes of header; got {size} bytes. "
                     "The file is truncated: download it again"
                 )
-            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            mapping = map_file(file, size, memory, report)
     except OSError as e:
         raise Error(f"{path}: cannot be read ({e.strerror or e})") from None
     header = parse_header(memoryview(mapping), str(path))
@@ -92,12 +92,18 @@ def _parts(file: TensorFile) -> list[Path]:
     return [folder / f"{match[1]}-{i:05d}-of-{match[3]}.gguf" for i in range(1, count + 1)]
 
 
-def open_gguf(path: str | os.PathLike[str], opened: Opened | None = None) -> Gguf:
+def open_gguf(
+    path: str | os.PathLike[str],
+    opened: Opened | None = None,
+    memory: Memory = "mapped",
+    report: Report | None = None,
+) -> Gguf:
     """Map the GGUF model at `path` and check its headers in full; no tensor byte is read.
 
     path: the file, or any part of a split model, whose other parts lie beside it.
-    opened(files, of) is called after each file. Raises Error when a file is missing, truncated or
-    malformed in any way, or holds a tensor of a type that is not supported.
+    opened(files, of) is called after each file; memory, report: as map_file says. Raises Error when
+    a file is missing, truncated or malformed in any way, or holds a tensor of a type that is not
+    supported.
 
     Example:
         >>> import numpy as np, tempfile, cpumoe.checkpoint, struct
@@ -108,7 +114,7 @@ def open_gguf(path: str | os.PathLike[str], opened: Opened | None = None) -> Ggu
         0
     """
     path = Path(path)
-    first = _open_file(path)
+    first = _open_file(path, memory, report)
     paths = _parts(first)
     missing = [p.name for p in paths if not p.exists()]
     if missing:
@@ -118,7 +124,7 @@ def open_gguf(path: str | os.PathLike[str], opened: Opened | None = None) -> Ggu
         )
     files = []
     for i, p in enumerate(paths):
-        file = first if p == path else _open_file(p)
+        file = first if p == path else _open_file(p, memory, report)
         if _split_field(file, "split.count", 1) != len(paths) and len(paths) > 1:
             raise Error(f"{p}: split.count must be {len(paths)}, as in {path.name}")
         if _split_field(file, "split.no", 0) != i:

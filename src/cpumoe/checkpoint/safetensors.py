@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cpumoe._core import Error
 from cpumoe.checkpoint.json_file import parse_json_object, require_regular_file
+from cpumoe.checkpoint.mapping import Memory, Report, map_file
 
 # Bytes per element and our name of each dtype the file format defines in whole bytes.
 _DTYPES: Mapping[str, tuple[int, str]] = {
@@ -186,9 +187,12 @@ def parse_header(data: bytes, room: int, where: str) -> tuple[dict[str, Any], di
     return entries, metadata
 
 
-def open_safetensors(path: str | os.PathLike[str]) -> TensorFile:
+def open_safetensors(
+    path: str | os.PathLike[str], memory: Memory = "mapped", report: Report | None = None
+) -> TensorFile:
     """Map `path` read-only and check its header in full; no tensor byte is read.
 
+    memory, report: as map_file says; with "huge" all bytes are read.
     Raises Error when the file is missing, truncated, or its header is malformed in any way.
 
     Example:
@@ -221,7 +225,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> TensorFile:
                     "The file is damaged"
                 )
             header = file.read(length)
-            mapping = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            mapping = map_file(file, size, memory, report)
     except OSError as e:
         raise Error(f"{path}: cannot be read ({e.strerror or e})") from None
     start = 8 + length

@@ -23,7 +23,7 @@ PATIENCE_S = 2.0
 _PROBE_PASSES = 5
 
 ModelPath = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Checkpoint directory.", show_default=False)
+    Path, typer.Argument(metavar="MODEL", help="Checkpoint directory or GGUF file.", show_default=False)
 ]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Worker threads.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="New tokens at most.")]
@@ -40,6 +40,9 @@ Activations = Annotated[
 ]
 Kv = Annotated[str, typer.Option(help="KV cache elements: fp16, bf16 or fp32.")]
 ShowStats = Annotated[bool, typer.Option("--stats/--no-stats", help="Figures on standard error.")]
+HugePages = Annotated[
+    bool, typer.Option("--huge-pages", help="Copy the weights into memory with huge pages first.")
+]
 Warm = Annotated[
     bool, typer.Option("--warm/--no-warm", help="Read the weights into memory first, if they fit.")
 ]
@@ -111,18 +114,29 @@ def open_model(
     context: int | None,
     activations: str,
     warm: bool,
+    huge_pages: bool,
 ) -> Model:
     """Load the model; with `warm`, read its weights from the disk if they fit into memory."""
-    from cpumoe.engine import load
+    from cpumoe.engine import load, weight_file_bytes
 
-    model = load(
-        path,
-        threads=threads,
-        kv=kv,
-        context=context,
-        activations=cast("ActivationClass", activations),  # refused by load when it is none
-    )
-    if warm:
+    total, done = weight_file_bytes(path) if huge_pages else 0, 0
+    with progress(f"Reading {path.name}") as shown:
+
+        def report(piece: int) -> None:
+            nonlocal done
+            done += piece
+            shown(done, total)
+
+        model = load(
+            path,
+            threads=threads,
+            kv=kv,
+            context=context,
+            activations=cast("ActivationClass", activations),  # refused by load when it is none
+            memory="huge" if huge_pages else "mapped",
+            report=report,
+        )
+    if warm and not huge_pages:
         read_weights(model)
     return model
 

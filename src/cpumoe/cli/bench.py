@@ -182,6 +182,9 @@ def e2e(
     activations: Annotated[
         str, typer.Option(help="Inputs of quantised products are rounded to: auto, fp32 or int8.")
     ] = "auto",
+    huge_pages: Annotated[
+        bool, typer.Option("--huge-pages", help="Copy the weights into memory with huge pages.")
+    ] = False,
     json: Json = "",
     tries: Tries = 3,
 ) -> None:
@@ -198,6 +201,7 @@ def e2e(
         threads=threads or None,
         tries=tries,
         activations=cast("ActivationClass", activations),  # refused by load when it is none
+        huge_pages=huge_pages,
     )
     finish("e2e", cells, json)
 

@@ -163,6 +163,7 @@ def chat(
     kv: common.Kv = "fp16",
     activations: common.Activations = "auto",
     warm: common.Warm = True,
+    huge_pages: common.HugePages = False,
     stats: common.ShowStats = False,
 ) -> None:
     """Read turns until the end of input and answer each."""
@@ -170,7 +171,13 @@ def chat(
     from cpumoe.engine import Conversation
 
     loaded = common.open_model(
-        model, threads=threads, kv=kv, context=context, activations=activations, warm=warm
+        model,
+        threads=threads,
+        kv=kv,
+        context=context,
+        activations=activations,
+        warm=warm,
+        huge_pages=huge_pages,
     )
     if not loaded.tokenizer.has_template:
         raise Error(f"{model}: has no chat template. Use `cpumoe generate` to continue text")

@@ -52,12 +52,19 @@ def generate(
     kv: common.Kv = "fp16",
     activations: common.Activations = "auto",
     warm: common.Warm = True,
+    huge_pages: common.HugePages = False,
     stats: common.ShowStats = True,
 ) -> None:
     """Print generated text, then the figures of the run."""
     text = _prompt(prompt, file)
     loaded = common.open_model(
-        model, threads=threads, kv=kv, context=context, activations=activations, warm=warm
+        model,
+        threads=threads,
+        kv=kv,
+        context=context,
+        activations=activations,
+        warm=warm,
+        huge_pages=huge_pages,
     )
     ids = loaded.tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else text
     params = loaded.params(

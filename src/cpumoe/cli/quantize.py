@@ -21,10 +21,13 @@ _OWN_TEXT = "heldout.txt"
 
 def table(report: Report) -> list[str]:
     """The report as lines: a class of matrices each, then all."""
-    rows = [("", "matrices", "parameters", "bits each", "error")]
+    weighted = any(c.error != c.weighted_error for c in report.classes.values())
+    rows = [["", "matrices", "parameters", "bits each", "error"]]
+    rows[0] += ["weighted"] if weighted else []
     for name, c in report.classes.items():
         bits = f"{8 * c.bytes / c.elements:.2f}"
-        rows.append((name, str(c.matrices), f"{c.elements:,}", bits, f"{100 * c.error:.3f} %"))
+        row = [name, str(c.matrices), f"{c.elements:,}", bits, f"{100 * c.error:.3f} %"]
+        rows.append([*row, f"{100 * c.weighted_error:.3f} %"] if weighted else row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -86,6 +89,15 @@ def quantize(
     scale_dtype: Annotated[
         str, typer.Option(help="Type of integer formats' scales: auto, BF16, F16 or F32.")
     ] = "auto",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="UTF-8 text: weigh errors by what each matrix receives when the model reads it."
+        ),
+    ] = None,
+    calibrate_tokens: Annotated[
+        int, typer.Option(min=2, help="Read this many tokens of it.")
+    ] = 4096,
     shard_gb: Annotated[float, typer.Option(help="Size of an output file at most, GB.")] = 4.0,
     threads: common.Threads = None,
     evaluate: Annotated[
@@ -98,11 +110,19 @@ def quantize(
     tokens: Annotated[int, typer.Option(min=2, help="Score this many tokens of it.")] = 4096,
 ) -> None:
     """Quantise; Ctrl-C, a kill or a full disk leave what the same command continues."""
+    from cpumoe.quantize import calibrate as record
     from cpumoe.quantize import quantize_model
 
     if text is not None:
         read_text(text)  # refused now, not after hours
+    importance = None
     try:
+        if calibrate is not None:
+            words = read_text(calibrate)
+            with common.progress("Calibrating", "windows") as report:
+                importance = record(
+                    model, words, tokens=calibrate_tokens, threads=threads, progress=report
+                )
         with common.progress("Quantising") as report:
             made = quantize_model(
                 model,
@@ -112,6 +132,7 @@ def quantize(
                 head=head,
                 scales=scales,  # type: ignore[arg-type]
                 scale_dtype=scale_dtype,  # type: ignore[arg-type]
+                importance=importance,
                 shard_bytes=int(shard_gb * 1e9),
                 threads=threads,
                 progress=report,

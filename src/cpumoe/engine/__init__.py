@@ -1,7 +1,7 @@
 """The engine: a checkpoint directory -> generated text. Needs no framework."""
 
 from cpumoe.engine.conversation import Conversation
-from cpumoe.engine.model import Completion, Model, Stream, load
+from cpumoe.engine.model import Completion, Model, Stream, load, weight_file_bytes
 from cpumoe.engine.run import Stats
 from cpumoe.engine.sampling import SamplingParams
 from cpumoe.engine.session import Session
@@ -17,4 +17,5 @@ __all__ = [
     "Stream",
     "Tokenizer",
     "load",
+    "weight_file_bytes",
 ]

@@ -11,7 +11,7 @@ from cpumoe.checkpoint import TensorRef
 from cpumoe.models.config import MAX_EXPERTS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, Config
 from cpumoe.models.gguf_names import Naming
 
-_SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
+_UNSET, _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 0, 1, 2, 3  # expert_gating_func
 # Fields that would change what these architectures compute -> the value that does not.
 _NEUTRAL: Mapping[str, float] = {
     "logit_scale": 1,
@@ -175,10 +175,10 @@ def _plain(s: Source, windowed: bool = False) -> dict[str, Any]:
     return config | {"head_dim": dims, "rope_parameters": _rope(s, dims, rotated)}
 
 
-def _routing(s: Source, normalised: bool) -> dict[str, Any]:
-    """Softmax routing over all experts."""
-    if s.integer("expert_gating_func", 0, 255, default=_SOFTMAX) != _SOFTMAX:
-        raise s.fail("expert_gating_func", "1 (softmax)")
+def _routing(s: Source, normalised: bool, gating: int = _SOFTMAX) -> dict[str, Any]:
+    """Softmax routing over all experts. gating: what expert_gating_func may say."""
+    if s.integer("expert_gating_func", 0, 255, default=_UNSET) not in (_UNSET, gating):
+        raise s.fail("expert_gating_func", f"{gating} in this architecture")
     if s.number("expert_weights_scale", -1.0, default=1.0) not in (0.0, 1.0):  # 0: not set
         raise s.fail("expert_weights_scale", "1")
     experts = s.integer("expert_count", 1, MAX_EXPERTS)
@@ -254,7 +254,8 @@ def _olmoe(s: Source) -> dict[str, Any]:
 
 
 def _gpt_oss(s: Source) -> dict[str, Any]:
-    config = _plain(s, windowed=True) | _routing(s, normalised=True)
+    routing = _routing(s, normalised=True, gating=_SOFTMAX_OF_CHOSEN)
+    config = _plain(s, windowed=True) | routing
     config["rope_parameters"]["truncate"] = False  # as published; the file has no field for it
     config["num_local_experts"] = config.pop("num_experts")
     inter = s.width("expert_feed_forward_length", "ffn_gate_exps.weight", axis=1)
@@ -273,9 +274,9 @@ def _deep_experts(s: Source, sigmoid: bool) -> dict[str, Any]:
 
     A file without expert groups is read as one group, which is what those who made it compute.
     """
-    gating = s.integer("expert_gating_func", 0, 255, default=_SIGMOID if sigmoid else _SOFTMAX)
-    if gating not in (0, _SIGMOID if sigmoid else _SOFTMAX):  # 0: not set
-        raise s.fail("expert_gating_func", f"{_SIGMOID if sigmoid else _SOFTMAX} in this model")
+    gating = _SIGMOID if sigmoid else _SOFTMAX
+    if s.integer("expert_gating_func", 0, 255, default=_UNSET) not in (_UNSET, gating):
+        raise s.fail("expert_gating_func", f"{gating} in this architecture")
     experts = s.integer("expert_count", 1, MAX_EXPERTS)
     scale = s.number("expert_weights_scale", -1.0, default=1.0)
     return {
@@ -295,9 +296,9 @@ def _deep_experts(s: Source, sigmoid: bool) -> dict[str, Any]:
 
 def _deepseek2(s: Source) -> dict[str, Any]:
     """DeepSeek V2 and V3, which have one name here: V3 routes by sigmoid."""
-    gating = s.integer("expert_gating_func", 0, 255, default=0)
+    gating = s.integer("expert_gating_func", 0, 255, default=_UNSET)
     corrected = any(n.endswith(".exp_probs_b.bias") for n in s.tensors)
-    v3 = gating == _SIGMOID or (gating == 0 and corrected)
+    v3 = gating == _SIGMOID or (gating == _UNSET and corrected)
     config = _common(s, windowed=False) | _deep_experts(s, sigmoid=v3)
     rotated = s.integer("rope.dimension_count", 2, MAX_WIDTH)
     absorbed = s.has("attention.key_length_mla")  # then key_length is that of the cache

@@ -86,11 +86,20 @@ def _up(r: Reader, p: str, rank: int, nope: int, value: int) -> tuple[_Views, _V
             tuple(r.weights.turned(quantised, first, nope) for first in starts),
             tuple(all_rows.features(first + nope, value) for first in starts),
         )
-    both = r.checkpoint.tensor(f"{p}.kv_b_proj.weight", shape, FLOAT_FORMATS)
+    both = r.checkpoint.tensor(f"{p}.kv_b_proj.weight", shape, MATRIX_FORMATS)
     k_up, v_up = [], []
     for i in heads:
         first = i * (nope + value)
         rows = both.part(slice(first, first + nope))
-        k_up.append(Weight(rows.data, format=rows.format, shape=(rank, nope), layout="columns"))
+        k_up.append(_as_columns(rows))
         v_up.append(both.part(slice(first + nope, first + nope + value)))
     return tuple(k_up), tuple(v_up)
+
+
+def _as_columns(rows: TensorRef) -> Weight:
+    """Rows [nope, rank] as [rank, nope]: in place, but GGUF's blocks, which run along rows."""
+    shape, values, form = rows.shape[::-1], rows.data, rows.format
+    if form not in FLOAT_FORMATS:
+        decoded = Weight(values, format=form, shape=rows.shape).decode()
+        return Weight(decoded, format="fp32", shape=shape, layout="columns")
+    return Weight(values, format=form, shape=shape, layout="columns")

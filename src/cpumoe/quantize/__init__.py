@@ -1,6 +1,7 @@
 """Offline conversion: any format that is read -> group-wise codes in a layout that others read."""
 
 from cpumoe.quantize.convert import SHARD_BYTES, ClassReport, Report, quantize_model
+from cpumoe.quantize.importance import calibrate
 from cpumoe.quantize.target import FORMATS, Target, find_target
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "ClassReport",
     "Report",
     "Target",
+    "calibrate",
     "find_target",
     "quantize_model",
 ]

@@ -176,6 +176,18 @@ def _pairs(config: Mapping[str, Any], spec: ModelSpec) -> int:
     return spec.layers[0].attn.head_dim if moved and spec.layers else 0
 
 
+def read_names(checkpoint: Checkpoint) -> tuple[NamingReader, ModelSpec]:
+    """The model as its family reads it, and the notes taken on the way."""
+    readers: list[NamingReader] = []
+
+    def make(source: Checkpoint, family: str) -> Reader:
+        readers.append(NamingReader(source, family))
+        return readers[-1]
+
+    spec = build_spec(replace(translate(checkpoint), metadata=None, used=set()), make)
+    return readers[0], spec
+
+
 def make_plan(
     checkpoint: Checkpoint, target: Target, roles: frozenset[Role], dtype: ScaleDtype
 ) -> Plan:
@@ -185,15 +197,8 @@ def make_plan(
     is not supported, or whose matrices do not divide into the target's groups.
     """
     metadata = checkpoint.metadata
-    checkpoint = replace(translate(checkpoint), metadata=None, used=set())
-    readers: list[NamingReader] = []
-
-    def make(source: Checkpoint, family: str) -> Reader:
-        readers.append(NamingReader(source, family))
-        return readers[-1]
-
-    spec = build_spec(checkpoint, make)
-    (reader,) = readers
+    reader, spec = read_names(checkpoint)
+    checkpoint = reader.checkpoint
     pairs = _pairs(checkpoint.config, spec)
     pieces: list[Piece] = []
     ignore: list[str] = []

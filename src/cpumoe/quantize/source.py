@@ -12,7 +12,11 @@ from cpumoe.weight import Weight
 
 Floats = NDArray[np.float32]
 
-_TYPES = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "bf16": np.dtype(ml_dtypes.bfloat16)}
+FLOAT_TYPES = {
+    "fp32": np.dtype("<f4"),
+    "fp16": np.dtype("<f2"),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
 # Rows that are read together are a multiple of this: FP8 blocks share a scale over so many.
 ROW_STEP = 128
 
@@ -24,9 +28,11 @@ def step_of(weight: TensorRef | Weight) -> int:
 
 def read_rows(weight: TensorRef | Weight, first: int, count: int) -> Floats:
     """Rows [first, first + count) of a matrix [N, K] (or elements of a vector) as fp32, a copy."""
-    if isinstance(weight, TensorRef) and weight.format in _TYPES:
+    if isinstance(weight, TensorRef) and weight.format in FLOAT_TYPES:
         part = weight.part(slice(first, first + count))
-        rows: Floats = part.data.view(_TYPES[weight.format]).reshape(part.shape).astype(np.float32)
+        rows: Floats = (
+            part.data.view(FLOAT_TYPES[weight.format]).reshape(part.shape).astype(np.float32)
+        )
         return rows
     whole = weight if isinstance(weight, Weight) else _as_weight(weight)
     if first == 0 and count == whole.shape[0]:

@@ -37,8 +37,8 @@ struct Unpacked {
 
 // Rows [n, n + rows), spans [first, last).
 template <class S, Code C, bool kHalves>
-void unpack_block(const WeightView& w, int64_t n, int64_t rows, int64_t first, int64_t last,
-                  char* block) {
+void unpack_block(const WeightView& w, const Grid& grid, Expand expand, int64_t n, int64_t rows,
+                  int64_t first, int64_t last, char* block) {
   constexpr Math M = S::math(kHalves);
   using U = Unpacked<M>;
   const int64_t bytes = line_bytes(C, w.k), whole = min64(last, bytes / S::kSpanBytes);
@@ -46,9 +46,7 @@ void unpack_block(const WeightView& w, int64_t n, int64_t rows, int64_t first, i
     char* to = block + r * kBlockSpans * U::kBytes;
     const char* row = static_cast<const char*>(w.data) + (n + r) * line_bytes(C, w.stride);
     if constexpr (S::kPlain) {
-      expand_factors({grid_row(w, n + r, S::kCountedFrom, S::kMiddle), first, last, w.k, S::kFactor,
-                      reinterpret_cast<float*>(to + U::kFactors), U::kBytes / 4,
-                      groups_of_lanes<typename S::Order>(), kHalves, M.offset != Math::none});
+      expand(grid, n + r, first, last, reinterpret_cast<float*>(to + U::kFactors), U::kBytes / 4);
     }
     for (int64_t i = first; i < last; ++i, to += U::kBytes) {
       alignas(32) char part[S::kSpanBytes];
@@ -148,13 +146,19 @@ void block_all(const DotArgs& a) {
   const int64_t stride = line_bytes(C, w.stride), bytes = line_bytes(C, w.k);
   const char* base = static_cast<const char*>(w.data);
   char* block = static_cast<char*>(a.scratch);
+  Grid grid;
+  Expand expand = nullptr;
+  if constexpr (S::kPlain) {
+    grid = make_grid<S>(w, kHalves);
+    expand = expand_for<M>(w);
+  }
   for (int64_t n = a.n0; n < a.n1; n += kBlockRows) {
     const int64_t rows = min64(kBlockRows, a.n1 - n);
     float* c = a.c + (n - a.n0);
     int64_t first = 0;
     do {
       const int64_t last = min64(all, first + kBlockSpans);
-      unpack_block<S, C, kHalves>(w, n, rows, first, last, block);
+      unpack_block<S, C, kHalves>(w, grid, expand, n, rows, first, last, block);
       const bool next_rows = last == all;
       const int64_t span = next_rows ? 0 : last, n_next = next_rows ? n + kBlockRows : n;
       const int64_t width =

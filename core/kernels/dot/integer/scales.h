@@ -9,50 +9,33 @@
 
 namespace cpumoe::avx2 {
 
-// The scales and zero points of one feature.
-struct GridRow {
-  const char* scales;
-  const char* scales_end;  // of the array
-  const char* zeros;       // null: all `zero`
-  const char* zeros_end;
-  Code scale_code, zero_code;
-  float global, zero, less;  // what is subtracted beside a stored zero point
-  int shift;                 // log2 of inputs that share a scale, or more than K has
+// Scales and zero points of a matrix, as spread over lanes.
+struct Grid {
+  struct Lines {
+    const char* data;
+    const char* end;
+    int64_t step;  // bytes between lines
+  };
+  Lines scales, zeros;
+  Code zero_code;
+  int64_t rows;    // features that share a line
+  int64_t inputs;  // K
+  int shift;       // log2 of inputs that share a scale, or more than K has
+  float factor;    // of every scale
+  float zero;      // what every feature's codes are above the numbers they stand for, or
+  float less;      // what is added to a stored zero point for that
+  __m256i groups;  // group of 32 in each lane
+  __m256i index;   // its scale, counted from the span's first
 };
 
-// `counted_from`: the number whose code is 0 in the kernel (128: unsigned bytes read as signed).
-CPUMOE_INLINE GridRow grid_row(const WeightView& w, int64_t n, float counted_from, float middle) {
-  const Format& f = *w.format;
-  const int64_t line = f.scale_rows == kWhole ? 0 : n / f.scale_rows;
-  const auto end = [](const MatrixView& m) {
-    return static_cast<const char*>(m.data) + (m.rows - 1) * line_bytes(m.code, m.stride) +
-           line_bytes(m.code, m.cols);
-  };
-  GridRow g;
-  g.scale_code = w.scales.code;
-  g.scales = static_cast<const char*>(w.scales.data) + line * line_bytes(g.scale_code,
-                                                                         w.scales.stride);
-  g.scales_end = end(w.scales);
-  g.zeros = nullptr;
-  g.zeros_end = nullptr;
-  g.zero_code = Code::u8;
-  g.global = w.global_scale;
-  g.less = f.zeros == ZeroRule::stored_less_one ? 1.0f - counted_from : -counted_from;
-  g.zero = (f.zeros == ZeroRule::middle ? middle : 0.0f) - counted_from;
-  if (f.stored_zeros()) {
-    g.zero_code = w.zeros.code;
-    g.zeros = static_cast<const char*>(w.zeros.data) + line * line_bytes(g.zero_code,
-                                                                         w.zeros.stride);
-    g.zeros_end = end(w.zeros);
-  }
-  g.shift = 40;
-  for (int s = 4; s < 30; ++s) {
-    if (f.scale_cols == int32_t(1) << s) g.shift = s;
-  }
-  return g;
-}
+// Factors of spans [first, last) of feature n, `step` floats apart: per span the scales (with
+// kHalves: two vectors), then as many offsets -zero * scale unless there are none. Lanes past K are
+// zero.
+using Expand = void (*)(const Grid& g, int64_t n, int64_t first, int64_t last, float* out,
+                        int64_t step);
+enum class Zeros { none, constant, stored };
+Expand select_expand(Code scales, bool halves, Zeros zeros);
 
-// Lane by lane the group of 32 it holds.
 template <class Order>
 CPUMOE_INLINE __m256i groups_of_lanes() {
   alignas(32) int32_t g[8] = {};
@@ -61,18 +44,39 @@ CPUMOE_INLINE __m256i groups_of_lanes() {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(g));
 }
 
-// Factors of spans [first, last) of a row of `inputs`, `step` floats apart: per span the scales times
-// `factor` (of halves: two vectors), then, with `offset`, as many offsets -zero * scale. Lanes past
-// K are zero.
-struct ExpandArgs {
-  GridRow grid;
-  int64_t first, last, inputs;
-  float factor;
-  float* out;
-  int64_t step;
-  __m256i groups;  // groups_of_lanes()
-  bool halves, offset;
-};
-void expand_factors(const ExpandArgs& a);
+// S: a plain source (source.h).
+template <class S>
+CPUMOE_INLINE Grid make_grid(const WeightView& w, bool halves) {
+  const Format& f = *w.format;
+  const auto lines = [](const MatrixView& m) {
+    const int64_t step = line_bytes(m.code, m.stride);
+    const char* data = static_cast<const char*>(m.data);
+    return Grid::Lines{data, data + (m.rows - 1) * step + line_bytes(m.code, m.cols), step};
+  };
+  Grid g;
+  g.scales = lines(w.scales);
+  g.zeros = f.stored_zeros() ? lines(w.zeros) : Grid::Lines{nullptr, nullptr, 0};
+  g.zero_code = w.zeros.code;
+  g.rows = f.scale_rows;
+  g.inputs = w.k;
+  g.shift = 40;
+  for (int s = 4; s < 30; ++s) {
+    if (f.scale_cols == int32_t(1) << s) g.shift = s;
+  }
+  g.factor = w.global_scale * S::kFactor;
+  g.zero = (f.zeros == ZeroRule::middle ? S::kMiddle : 0.0f) - S::kCountedFrom;
+  g.less = (f.zeros == ZeroRule::stored_less_one ? 1.0f : 0.0f) - S::kCountedFrom;
+  g.groups = groups_of_lanes<typename S::Order>();
+  g.index = halves ? _mm256_slli_epi32(g.groups, 1)
+                   : _mm256_srl_epi32(g.groups, _mm_cvtsi32_si128(g.shift > 8 ? 3 : g.shift - 5));
+  return g;
+}
+template <Math M>
+CPUMOE_INLINE Expand expand_for(const WeightView& w) {
+  const Zeros zeros = M.offset == Math::none       ? Zeros::none
+                      : w.format->stored_zeros() ? Zeros::stored
+                                                 : Zeros::constant;
+  return select_expand(w.scales.code, M.parts == Math::floats, zeros);
+}
 
 }  // namespace cpumoe::avx2

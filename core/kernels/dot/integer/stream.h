@@ -72,6 +72,12 @@ void stream_tokens(const DotArgs& a, int64_t m) {
   const char* base = static_cast<const char*>(w.data);
   const char* x = static_cast<const char*>(a.act) + m * xs;
   float* c = a.c + (m - a.m0) * a.c_stride;
+  Grid grid;
+  Expand expand = nullptr;
+  if constexpr (S::kPlain) {
+    grid = make_grid<S>(w, kHalves);
+    expand = expand_for<M>(w);
+  }
   alignas(32) float sums[T * kStreamRows * 8];
   alignas(32) float plain[S::kPlain ? kFactorFloats<M> * kStreamSpans<T> : 8];
   for (int64_t n = a.n0; n < a.n1; n += kStreamRows) {
@@ -100,10 +106,7 @@ void stream_tokens(const DotArgs& a, int64_t m) {
           next = static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
         }
         if constexpr (S::kPlain) {
-          const GridRow g = grid_row(w, n + r, S::kCountedFrom, S::kMiddle);
-          expand_factors({g, first, last, w.k, S::kFactor, plain, kFactorFloats<M>,
-                          groups_of_lanes<typename S::Order>(), kHalves,
-                          M.offset != Math::none});
+          expand(grid, n + r, first, last, plain, kFactorFloats<M>);
         }
         stream_row<S, kHalves, T>(p, next, plain, first, last, bytes, x, xs, sums + r * 8);
       }

@@ -22,21 +22,24 @@ CPUMOE_INLINE __m256 fields(__m256i bits, uint32_t mask) {
 // Every code offers
 //   kBytes32, kFactor   bytes of 32 inputs; what is left of the power of two
 //   kRun                inputs whose products are added before scales: at most a group of scales
-//   split(p, nan, w)    32 inputs 4i + j in lane i of vector j; `nan` collects what is_nan asks for
+//   load(p, nan)        32 inputs; `nan` collects what is_nan asks for
+//   vector<J>(bits)     inputs 4i + J of them in lane i
 struct E4m3 {
   static constexpr Code kCode = Code::e4m3;
   static constexpr int64_t kBytes32 = 32, kRun = 64;
   static constexpr float kFactor = 1;
-  static constexpr uint32_t kFields = 0x87f00000u;
-  CPUMOE_INLINE void split(const char* p, __m256i& nan, __m256 w[4]) {
+  struct Bits {
+    __m256i even, odd;
+  };
+  CPUMOE_INLINE Bits load(const char* p, __m256i& nan) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     nan = _mm256_max_epu8(nan, _mm256_and_si256(v, _mm256_set1_epi8(0x7f)));
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 4);
-    const __m256i odd = _mm256_srai_epi16(v, 4);
-    w[0] = fields(_mm256_slli_epi32(even, 16), kFields);
-    w[1] = fields(_mm256_slli_epi32(odd, 16), kFields);
-    w[2] = fields(even, kFields);
-    w[3] = fields(odd, kFields);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 4), _mm256_srai_epi16(v, 4)};
+  }
+  template <int J>
+  CPUMOE_INLINE __m256 vector(const Bits& b) {
+    const __m256i v = J % 2 == 0 ? b.even : b.odd;
+    return fields(J < 2 ? _mm256_slli_epi32(v, 16) : v, 0x87f00000u);
   }
   CPUMOE_INLINE bool is_nan(__m256i nan) {
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(nan, _mm256_set1_epi8(0x7f))) != 0;
@@ -46,14 +49,13 @@ struct E2m1 {
   static constexpr Code kCode = Code::e2m1;
   static constexpr int64_t kBytes32 = 16, kRun = 32;
   static constexpr float kFactor = 64;
-  static constexpr uint32_t kFields = 0x81c00000u;
-  CPUMOE_INLINE void split(const char* p, __m256i&, __m256 w[4]) {
-    const __m256i v =
-        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    w[0] = fields(_mm256_srai_epi32(_mm256_slli_epi32(v, 28), 6), kFields);
-    w[1] = fields(_mm256_srai_epi32(_mm256_slli_epi32(v, 24), 6), kFields);
-    w[2] = fields(_mm256_srai_epi32(_mm256_slli_epi32(v, 20), 6), kFields);
-    w[3] = fields(_mm256_srai_epi32(_mm256_slli_epi32(v, 16), 6), kFields);
+  using Bits = __m256i;
+  CPUMOE_INLINE Bits load(const char* p, __m256i&) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  template <int J>
+  CPUMOE_INLINE __m256 vector(Bits b) {
+    return fields(_mm256_srai_epi32(_mm256_slli_epi32(b, 28 - 4 * J), 6), 0x81c00000u);
   }
   CPUMOE_INLINE bool is_nan(__m256i) { return false; }
 };
@@ -70,16 +72,15 @@ struct RunScales {
                           const float* factors, int64_t fs) {
     const int64_t size = w.format->scale_cols, line = n / w.format->scale_rows;
     const int64_t groups = ceil_div(inputs, RowsScaled::kGroup);
+    const int64_t count = ceil_div(inputs, size);
     alignas(32) float steps[kMost];
-    if (size <= kStep) {
-      const int64_t count = ceil_div(inputs, kStep);
-      codes::load_scales(w.scales, line, k / kStep, count, w.global_scale, steps);
+    codes::load_scales(w.scales, line, k / size, count, w.global_scale, steps);
+    if (size == kStep) {
       for (int64_t i = count; i < groups * kPerGroup; ++i) steps[i] = 0;
-    } else {
-      for (int64_t g = 0; g < groups; ++g) {
-        float scale;
-        codes::load_scales(w.scales, line, (k + g * RowsScaled::kGroup) / size, 1, w.global_scale,
-                           &scale);
+    } else {  // one for 2^n groups; from the last on, so that none is overwritten before its use
+      const int shift = count == 1 ? 63 : __builtin_ctzll(uint64_t(size / RowsScaled::kGroup));
+      for (int64_t g = groups; g-- > 0;) {
+        const float scale = steps[g >> shift];
         for (int64_t i = 0; i < kPerGroup; ++i) steps[g * kPerGroup + i] = scale;
       }
     }
@@ -130,18 +131,24 @@ void row_span(const Span& s, const float* x, int64_t xs, const float* factors, _
     }
 #pragma GCC unroll 2
     for (int64_t i = 0; i < steps; ++i) {
-      __m256 w[R][4];
+      typename D::Bits bits[R];
 #pragma GCC unroll 2
-      for (int r = 0; r < R; ++r) D::split(at(r, i), nan[r], w[r]);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
+      for (int r = 0; r < R; ++r) bits[r] = D::load(at(r, i), nan[r]);
+      const auto quarter = [&]<int J>() __attribute__((always_inline)) {
+        __m256 w[R];
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) w[r] = D::template vector<J>(bits[r]);
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
-          const __m256 xt = _mm256_loadu_ps(x + t * xs + k + i * 32 + j * 8);
+          const __m256 xt = _mm256_loadu_ps(x + t * xs + k + i * 32 + J * 8);
 #pragma GCC unroll 2
-          for (int r = 0; r < R; ++r) acc[r][t] = _mm256_fmadd_ps(w[r][j], xt, acc[r][t]);
+          for (int r = 0; r < R; ++r) acc[r][t] = _mm256_fmadd_ps(w[r], xt, acc[r][t]);
         }
-      }
+      };
+      quarter.template operator()<0>();
+      quarter.template operator()<1>();
+      quarter.template operator()<2>();
+      quarter.template operator()<3>();
     }
 #pragma GCC unroll 2
     for (int r = 0; r < R; ++r) {

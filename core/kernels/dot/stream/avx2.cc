@@ -202,7 +202,8 @@ CPUMOE_INLINE void columns_tile(const char* w, int64_t stride, const float* x, i
 // All features, R lines of memory, T tokens.
 template <class W, int T, int R>
 CPUMOE_INLINE void columns_block(const char* w, int64_t stride, int64_t features, const float* x,
-                                 int64_t xs, float* c, int64_t cs, bool first, LinesAhead ahead[2]) {
+                                 int64_t xs, float* c, int64_t cs, bool first,
+                                 LinesAhead ahead[2]) {
   int64_t f = 0;
   for (; f + 16 <= features; f += 16) {
     columns_tile<W, T, R>(w + f * W::kBytes, stride, x, xs, c + f, cs, first, ahead);

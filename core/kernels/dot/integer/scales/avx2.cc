@@ -1,17 +1,16 @@
 #include "kernels/dot/integer/scales.h"
+#include "kernels/vec/avx2_codes.h"
+#include "kernels/vec/avx2_decode.h"
 
 namespace cpumoe::avx2 {
 namespace {
 
 template <Code C>
 CPUMOE_INLINE __m256 scales8(const char* p) {
-  if constexpr (C == Code::f32) return load_floats(p);
-  if constexpr (C == Code::f16)
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  if constexpr (C == Code::bf16) {
-    const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
-  }
+  if constexpr (C == Code::f32) return F32::load8(p);
+  if constexpr (C == Code::f16) return F16::load8(p);
+  if constexpr (C == Code::bf16) return BF16::load8(p);
+  if constexpr (C == Code::e4m3) return codes::E4M3::load8(p, 0);
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   if constexpr (C == Code::e8m0) {
     const __m256i e = _mm256_cvtepu8_epi32(bytes);
@@ -20,16 +19,6 @@ CPUMOE_INLINE __m256 scales8(const char* p) {
     const __m256i nan = _mm256_cmpeq_epi32(e, _mm256_set1_epi32(255));
     return _mm256_castsi256_ps(
         _mm256_or_si256(least, _mm256_and_si256(nan, _mm256_set1_epi32(0x400000))));
-  }
-  if constexpr (C == Code::e4m3) {  // fp16 holds every value times 2^-8
-    const __m128i u = _mm_cvtepi8_epi16(bytes), low = _mm_set1_epi16(0x7f);
-    const __m128i number = _mm_and_si128(u, low);
-    const __m128i half = _mm_or_si128(_mm_slli_epi16(number, 7),
-                                      _mm_and_si128(u, _mm_set1_epi16(short(0x8000))));
-    const __m128i nan = _mm_cmpeq_epi16(number, low);
-    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, _mm_and_si128(nan, _mm_set1_epi16(
-                                                                                 0x7e00)))),
-                         _mm256_set1_ps(256));
   }
 }
 
@@ -78,17 +67,15 @@ CPUMOE_INLINE __m256 zeros_at(Code c, const char* line, const char* end, int64_t
   return _mm256_cvtepi32_ps(v);
 }
 
-template <Code C, bool kHalves, bool kOffset>
-void expand(const ExpandArgs& a) {
-  const GridRow& g = a.grid;
-  const __m256i groups = a.groups;
-  const __m256i index = kHalves ? _mm256_slli_epi32(groups, 1)
-                                : _mm256_srl_epi32(groups, _mm_cvtsi32_si128(
-                                                               g.shift > 8 ? 3 : g.shift - 5));
-  const __m256 global = _mm256_set1_ps(g.global * a.factor);
+template <Code C, bool kHalves, Zeros kZeros>
+void expand(const Grid& g, int64_t n, int64_t first, int64_t last, float* out, int64_t step) {
+  const int64_t line = g.rows == 1 ? n : n / g.rows;
+  const char* scales = g.scales.data + line * g.scales.step;
+  const char* zeros = g.zeros.data + (kZeros == Zeros::stored ? line * g.zeros.step : 0);
+  const __m256 factor = _mm256_set1_ps(g.factor), minus_zero = _mm256_set1_ps(-g.zero);
   // Eight neighbours from `i` on into lanes; of halves, sixteen: those of input half h.
   const auto spread = [&](const auto& at, int64_t i, int h) __attribute__((always_inline)) {
-    const __m256i lanes = _mm256_add_epi32(index, _mm256_set1_epi32(h));
+    const __m256i lanes = _mm256_add_epi32(g.index, _mm256_set1_epi32(h));
     const __m256 low = _mm256_permutevar8x32_ps(at(i), lanes);
     if (!kHalves) return low;
     const __m256 high = _mm256_permutevar8x32_ps(at(i + 8), lanes);
@@ -96,54 +83,55 @@ void expand(const ExpandArgs& a) {
     return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(upper));
   };
   const auto scale = [&](int64_t i) __attribute__((always_inline)) {
-    return scales_at<C>(g.scales, g.scales_end, i);
+    return scales_at<C>(scales, g.scales.end, i);
   };
   const auto zero = [&](int64_t i) __attribute__((always_inline)) {
-    return zeros_at(g.zero_code, g.zeros, g.zeros_end, i);
+    return zeros_at(g.zero_code, zeros, g.zeros.end, i);
   };
   constexpr int kParts = kHalves ? 2 : 1;
-  float* out = a.out;
-  for (int64_t span = a.first; span < a.last; ++span, out += a.step) {
-    const int64_t i = span << 8 >> g.shift, left = a.inputs - (span << 8);
+  for (int64_t span = first; span < last; ++span, out += step) {
+    const int64_t i = span << 8 >> g.shift, left = g.inputs - (span << 8);
 #pragma GCC unroll 2
     for (int h = 0; h < kParts; ++h) {
-      __m256 s = _mm256_mul_ps(spread(scale, i, h), global);
+      __m256 s = _mm256_mul_ps(spread(scale, i, h), factor);
       if (left < Spans::kInputs) {
         const __m256i start =
-            _mm256_add_epi32(_mm256_slli_epi32(groups, 5), _mm256_set1_epi32(16 * h));
+            _mm256_add_epi32(_mm256_slli_epi32(g.groups, 5), _mm256_set1_epi32(16 * h));
         const __m256i inside = _mm256_cmpgt_epi32(_mm256_set1_epi32(int(left)), start);
         s = _mm256_and_ps(s, _mm256_castsi256_ps(inside));
       }
       _mm256_storeu_ps(out + 8 * h, s);
-      if (!kOffset) continue;
-      __m256 z = _mm256_set1_ps(g.zero);
-      if (g.zeros != nullptr) z = _mm256_add_ps(spread(zero, i, h), _mm256_set1_ps(g.less));
-      _mm256_storeu_ps(out + 8 * (kParts + h),
-                       _mm256_mul_ps(_mm256_sub_ps(_mm256_setzero_ps(), z), s));
+      if (kZeros == Zeros::none) continue;
+      __m256 minus = minus_zero;
+      if (kZeros == Zeros::stored)
+        minus = _mm256_sub_ps(_mm256_set1_ps(-g.less), spread(zero, i, h));
+      _mm256_storeu_ps(out + 8 * (kParts + h), _mm256_mul_ps(minus, s));
     }
   }
 }
 
 template <Code C>
-CPUMOE_INLINE void expand_any(const ExpandArgs& a) {
-  if (a.halves) return a.offset ? expand<C, true, true>(a) : expand<C, true, false>(a);
-  a.offset ? expand<C, false, true>(a) : expand<C, false, false>(a);
+CPUMOE_INLINE Expand choose(bool halves, Zeros zeros) {
+  if (zeros == Zeros::none) return halves ? expand<C, true, Zeros::none> : expand<C, false, Zeros::none>;
+  if (zeros == Zeros::constant)
+    return halves ? expand<C, true, Zeros::constant> : expand<C, false, Zeros::constant>;
+  return halves ? expand<C, true, Zeros::stored> : expand<C, false, Zeros::stored>;
 }
 
 }  // namespace
 
-void expand_factors(const ExpandArgs& a) {
-  switch (a.grid.scale_code) {
+Expand select_expand(Code scales, bool halves, Zeros zeros) {
+  switch (scales) {
     case Code::f16:
-      return expand_any<Code::f16>(a);
+      return choose<Code::f16>(halves, zeros);
     case Code::bf16:
-      return expand_any<Code::bf16>(a);
+      return choose<Code::bf16>(halves, zeros);
     case Code::e8m0:
-      return expand_any<Code::e8m0>(a);
+      return choose<Code::e8m0>(halves, zeros);
     case Code::e4m3:
-      return expand_any<Code::e4m3>(a);
+      return choose<Code::e4m3>(halves, zeros);
     default:
-      return expand_any<Code::f32>(a);
+      return choose<Code::f32>(halves, zeros);
   }
 }
 

@@ -1,0 +1,49 @@
+"""Where the bytes of a weight file lie: mapped, or read once into memory with huge pages."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from typing import BinaryIO, Literal
+
+from cpumoe._core import Error
+
+Memory = Literal["mapped", "huge"]
+Report = Callable[[int], None]
+"""Called with the bytes of each piece that was read."""
+
+_PIECE = 16 << 20
+
+
+def map_file(
+    file: BinaryIO, size: int, memory: Memory = "mapped", report: Report | None = None
+) -> mmap.mmap:
+    """The `size` bytes of `file`, read-only by convention.
+
+    mapped: a view of the file, whose pages are 4 KiB and come from the page cache as they are read.
+    huge: a copy in anonymous memory that asks for transparent huge pages. Address translation then
+    costs nothing, which is worth a quarter of decode speed where pages of files stay small; it
+    takes the time to read the file and as much memory as it has bytes.
+
+    Raises OSError as reading does, and Error for another `memory` or a file that got shorter.
+    """
+    if memory == "mapped":
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    if memory != "huge":
+        raise Error(f'load: memory must be "mapped" or "huge"; got {memory!r:.100}')
+    copy = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    copy.madvise(mmap.MADV_HUGEPAGE)  # refused (OSError) only by kernels without them
+    file.seek(0)
+    view = memoryview(copy)
+    try:
+        done = 0
+        while done < size:
+            count = file.readinto(view[done : done + _PIECE])  # type: ignore[attr-defined]
+            if not count:
+                raise Error(f"{file.name}: ends at byte {done} of {size} while it is read")
+            done += count
+            if report is not None:
+                report(count)
+    finally:
+        view.release()
+    return copy
