@@ -6,12 +6,12 @@ import re
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import cpumoe
 from cpumoe import Error
-from cpumoe.checkpoint import Quantized, open_checkpoint, quantized
-from quantized_models import quantised, write
+from cpumoe.checkpoint import open_checkpoint, quantized
+from quantized_models import gpt_oss, quantised, write
 from tiny_models import prompt
 
 FAMILY = "llama"
@@ -279,6 +279,47 @@ def test_bad_configs_are_refused(tmp_path, name):
         open_changed(tmp_path, method, changes)
 
 
+def changed_gpt_oss(path, change):
+    """The MXFP4 checkpoint with `change` made to its tensors."""
+    case = gpt_oss()
+    held = load_file(case.path / "model.safetensors")
+    change(held, "model.layers.1.mlp.experts.down_proj", case)
+    (path / "config.json").write_bytes((case.path / "config.json").read_bytes())
+    save_file(held, path / "model.safetensors")
+    return path
+
+
+def as_floats(held, name, case):
+    del held[f"{name}_blocks"], held[f"{name}_scales"]
+    held[name] = case.values[name].contiguous()
+
+
+MXFP4_CHANGES = {
+    "no scales": (
+        lambda held, name, case: held.pop(f"{name}_scales"),
+        "down_proj_scales is missing, though quantization_config says MXFP4",
+    ),
+    "fewer blocks": (
+        lambda held, name, case: held.update(
+            {f"{name}_blocks": held[f"{name}_blocks"][:, :, :-1].contiguous()}
+        ),
+        r"down_proj_blocks: shape must be \[4, 64, 3, 16\] .*; got \[4, 64, 2, 16\]",
+    ),
+    "NaN": (
+        lambda held, name, case: held[f"{name}_scales"].view(-1)[5:6].fill_(255),
+        r"down_proj_scales: scales must be finite .*; got nan at \[0, 1, 2\]",
+    ),
+    "floats": (as_floats, "down_proj: must be stored as MXFP4, blocks of 32.*; got fp32"),
+}
+
+
+@pytest.mark.parametrize("name", MXFP4_CHANGES)
+def test_bad_mxfp4_experts_are_refused(tmp_path, name):
+    change, message = MXFP4_CHANGES[name]
+    with pytest.raises(Error, match=message):
+        cpumoe.load(changed_gpt_oss(tmp_path, change))
+
+
 @pytest.mark.parametrize("config", ["gptq", ["gptq"], 4])
 def test_a_config_that_is_no_object(tmp_path, config):
     held = dict(tensors_of(GPTQ))
@@ -314,8 +355,30 @@ def test_scales_that_were_not_looked_at_do_no_silent_harm(tmp_path, monkeypatch)
     model = open_changed(tmp_path, INT4, weight_scale=at(3, float("nan")))
     with pytest.raises(Error, match="logits: must be finite"):
         model.generate(prompt(5), max_tokens=2, temperature=0)
-    weights = Quantized(open_checkpoint(tmp_path))
-    for module, value in quantised(INT4, FAMILY).values.items():
-        weights.linear(module, *value.shape, ("fp32",))
     with pytest.raises(Error, match=r"weight_scale: scales must be finite.*got nan at \[0, 3\]"):
-        list(weights.verify())
+        list(model.checkpoint.verify())
+
+
+@pytest.mark.parametrize("method", [INT4, FP8, FP4, GPTQ, AWQ])
+def test_verify_reads_every_scale(method):
+    checkpoint = open_checkpoint(quantised(method, FAMILY).path)
+    ends = (".weight_scale", ".weight_scale_inv", ".scales", ".g_idx")
+    size = sum(ref.nbytes for name, ref in checkpoint.tensors.items() if name.endswith(ends))
+    assert list(checkpoint.verify())[-1] == (size, size)
+
+
+def test_verify_finds_inputs_out_of_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(quantized, "CHECKED_BYTES", 1)
+    model = open_changed(tmp_path, GPTQ, g_idx=lambda t: t.flip(0).contiguous())
+    with pytest.raises(Error, match="g_idx: inputs must be in their own order"):
+        list(model.checkpoint.verify())
+
+
+def test_act_order_is_looked_at_everywhere(tmp_path, monkeypatch):
+    """desc_act true: in order it is harmless; out of order no matrix is left unread."""
+    monkeypatch.setattr(quantized, "CHECKED_BYTES", 1)
+    assert open_changed(tmp_path / "in order", GPTQ, {"desc_act": True})
+    with pytest.raises(Error, match="g_idx: inputs must be in their own order"):
+        open_changed(
+            tmp_path / "not", GPTQ, {"desc_act": True}, g_idx=lambda t: t.flip(0).contiguous()
+        )

@@ -30,6 +30,30 @@ FAMILIES: dict[str, dict] = {
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 64},
     "mixtral": {"num_local_experts": 4, "intermediate_size": 96},
     "olmoe": {"num_experts": 4, "intermediate_size": 32},
+    "llama": {"intermediate_size": 96},
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "intermediate_size": 96,
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+    },
+    "deepseek_v3": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 32,
+        "intermediate_size": 96,
+        "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 2,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+    },
 }
 VALUES_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 

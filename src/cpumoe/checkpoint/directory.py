@@ -96,6 +96,16 @@ class Checkpoint:
 
         return summary(self)
 
+    def verify(self) -> Iterator[tuple[int, int]]:
+        """Read every scale of quantised matrices and every order of their inputs, and check them.
+
+        Opening checks a bounded part of them. Yields (bytes done, bytes in all). Raises Error with
+        the tensor's name when a scale is NaN, infinite or 0, or inputs are in another order.
+        """
+        from cpumoe.checkpoint.quantized import verify
+
+        return verify(self)
+
     def touch(self, step: int = 64 << 20) -> Iterator[int]:
         """Bring every page of the files into memory, by address; yields bytes done, rising.
 

@@ -9,7 +9,7 @@ explains is refused. Nothing is converted, and opening reads headers, not weight
 - the one global scale of each NVFP4 matrix;
 - scales, to refuse those that are no finite number or 0, and GPTQ's g_idx: every one of a
   checkpoint with at most CHECKED_BYTES of them, else of evenly spaced matrices up to that sum, so
-  that opening a model of any size takes seconds. `verify` checks all of them. A NaN that was not
+  that opening a model of any size takes seconds. Checkpoint.verify checks all of them. A NaN that was not
   looked at stays one: the logits are NaN, and generation refuses them.
 """
 
@@ -38,7 +38,7 @@ from cpumoe.checkpoint.quantized_storage import (
     Stored,
     read_stored,
 )
-from cpumoe.checkpoint.quantized_values import check_values, checked_bytes
+from cpumoe.checkpoint.quantized_values import check_order, check_scales, check_values
 from cpumoe.checkpoint.safetensors import TensorRef
 from cpumoe.weight import Weight
 
@@ -55,7 +55,10 @@ _ENDS = (*(s.codes for s in _STORAGES), *_OTHERS)
 _MARKS = tuple(dict.fromkeys(e for e in _ENDS if e not in ("", ".weight")))
 # Tensors that say nothing of the weights: scales of activations and of the publisher's own cache,
 # neither of which is rounded that way here.
-_UNREAD = tuple({end for s in _STORAGES for end in s.unread} | {".k_scale", ".v_scale", ".q_scale"})
+_UNREAD = tuple(
+    {end for s in _STORAGES for end in s.unread}
+    | {".k_scale", ".v_scale", ".q_scale", ".output_scale"}
+)
 _CHECKED = tuple({e for s in (*_STORAGES, *_STACKS) for e in (*s.scales, s.order) if e})
 
 
@@ -66,19 +69,16 @@ class Quantized:
         """Reads the config. Raises Error when it is malformed or of an unsupported method."""
         self.checkpoint = checkpoint
         self.rules = self._read_rules()
-        self.stored: list[Stored] = []
         self.copied = 0
         self._schemes: dict[str, Scheme | None] = {}
-        self._step = self._seen = 0
+        self._matrices = self._step = self._seen = 0
 
     def _read_rules(self) -> Rules | None:
         c = self.checkpoint
         config, where = c.config.get("quantization_config"), f"{c.where}: quantization_config"
         if config is None and c.metadata is None:
-            text = c.config.get("text_config")
-            config = text.get("quantization_config") if isinstance(text, dict) else None
             old = c.path / "hf_quant_config.json"
-            if config is None and old.exists():
+            if old.exists():
                 config, where = {**read_json_object(old), "quant_method": "modelopt"}, str(old)
         return None if config is None else read_rules(config, where)
 
@@ -95,7 +95,7 @@ class Quantized:
     ) -> TensorRef | Weight:
         """W[n, k] of `module`: `module.weight` as it is, in one of `formats`, or a Weight.
 
-        either: the module may be stored as floats though the config does not say so (lm_head).
+        either: the module may be stored as floats though the config says otherwise (lm_head).
         Raises Error when config and tensors contradict each other.
         """
         stored = self.matrix(module, n, k, either=either)
@@ -137,6 +137,8 @@ class Quantized:
         names = {MXFP4_STACK: f"{module}_blocks", FP8_STACK: f"{module}_scale_inv"}
         found = next((s for s, name in names.items() if name in self.checkpoint), None)
         if found is None:
+            if scheme is not None and self.rules is not None and self.rules.complete:
+                self._refuse_floats(module, module, scheme)
             return None
         if scheme is not None and scheme.storage is FP8:
             scheme = Scheme(FP8_STACK, scheme.format, 8, scheme.grid, scheme.text)
@@ -158,17 +160,6 @@ class Quantized:
             return False
         ref = self.checkpoint.tensors[name]
         return ref.format in _FLOATS and not ref.data.any()
-
-    def verify(self) -> Iterator[tuple[int, int]]:
-        """Check every scale and every order of inputs; yields (bytes done, bytes in all).
-
-        Raises Error as opening does for those it looks at.
-        """
-        total, done = sum(map(checked_bytes, self.stored)), 0
-        for stored in self.stored:
-            check_values(stored)
-            done += checked_bytes(stored)
-            yield done, total
 
     def _marked(self, module: str) -> str:
         """A tensor that shows that `module` is quantised, or nothing."""
@@ -202,9 +193,12 @@ class Quantized:
                     "tensor is stored so. Download config.json and the weights from the same place"
                 )
             return
-        name = f"{module}.weight"
+        if not ragged:
+            self._refuse_floats(f"{module}.weight", module, scheme)
+
+    def _refuse_floats(self, name: str, module: str, scheme: Scheme) -> None:
         ref = self.checkpoint.tensors.get(name)
-        if ref is not None and ref.format in _FLOATS and not ragged:
+        if ref is not None and ref.format in _FLOATS:
             raise Error(
                 f"{ref.file}: tensor {name}: must be stored as {scheme.text}, as "
                 f"quantization_config says; got {ref.format}. If it is meant to be, list {module} "
@@ -218,12 +212,12 @@ class Quantized:
         return self._seen > 0
 
     def _keep(self, stored: Stored) -> Stored:
-        self.stored.append(stored)
+        self._matrices += 1
         if isinstance(stored.zeros, np.ndarray):
             self.copied += stored.zeros.nbytes
         if not self._step:
             self._step = self._spacing()
-        if stored.scheme.ordered or len(self.stored) % self._step == 0:
+        if stored.scheme.ordered or self._matrices % self._step == 0:
             check_values(stored)
         return stored
 
@@ -254,6 +248,28 @@ def summary(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
             assert scheme is not None
             add(scheme.format, int(name == module + storage.codes), ref.nbytes)
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
+
+
+def verify(checkpoint: Checkpoint) -> Iterator[tuple[int, int]]:
+    """Check every scale and every order of inputs; yields (bytes done, bytes in all).
+
+    Raises Error as opening does for those it looks at.
+    """
+    quantized, found = Quantized(checkpoint), list[tuple[TensorRef, int | None]]()
+    for name, ref in checkpoint.tensors.items():
+        module, storage = _owner(quantized, name) if name.endswith(_CHECKED) else ("", None)
+        scheme = quantized.scheme(module)
+        if storage is not None and scheme is not None:
+            order = bool(storage.order) and name.endswith(storage.order)
+            found.append((ref, scheme.grid[1] if order else None))
+    done, total = 0, sum(ref.nbytes for ref, _ in found)
+    for ref, group in found:
+        if group is None:
+            check_scales(ref)
+        else:
+            check_order(ref, group)
+        done += ref.nbytes
+        yield done, total
 
 
 def _owner(quantized: Quantized, name: str) -> tuple[str, Storage | None]:

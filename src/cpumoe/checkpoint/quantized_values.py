@@ -12,39 +12,40 @@ from cpumoe.checkpoint.quantized_storage import Stored
 from cpumoe.checkpoint.safetensors import TensorRef
 
 
-def checked_bytes(stored: Stored) -> int:
-    """Bytes that `check_values` reads, but for a shape's."""
-    return stored.scales.nbytes + (0 if stored.order is None else stored.order.nbytes)
-
-
 @cache
-def _order(k: int, group: int) -> NDArray[np.int32]:
+def _own_order(k: int, group: int) -> NDArray[np.int32]:
     return (np.arange(k) // (group or k)).astype(np.int32)
 
 
-def check_values(stored: Stored) -> None:
-    """Refuse scales that are no finite number, or 0, and inputs in another order than their own.
+def check_scales(ref: TensorRef) -> None:
+    """Refuse scales that are no finite number, or 0.
 
     Scales of 8 bits may be 0: they stand for blocks too small for them.
     """
-    ref = stored.scales
     bad = _bad_scales(ref)
     if bad is not None:
         index = [int(i) for i in np.unravel_index(bad, ref.shape)]
-        got = _values(ref)[bad]
         raise Error(
-            f"{ref.file}: tensor {ref.name}: scales must be finite numbers other than 0; got {got} "
-            f"at {index}. The file is damaged or was not downloaded completely"
+            f"{ref.file}: tensor {ref.name}: scales must be finite numbers other than 0; got "
+            f"{_values(ref)[bad]} at {index}. The file is damaged or was not downloaded completely"
         )
-    order = stored.order
-    if order is not None:
-        want = _order(stored.shape[-1], stored.scheme.grid[1])
-        if not np.array_equal(order.array(), want):
-            raise Error(
-                f"{order.file}: tensor {order.name}: inputs must be in their own order, "
-                "i // group; got another one (act-order, desc_act). Use a checkpoint that was "
-                "quantised with desc_act false"
-            )
+
+
+def check_order(ref: TensorRef, group: int) -> None:
+    """Refuse inputs whose scales are not those of their own group of `group` (0: of all)."""
+    if not np.array_equal(ref.array(), _own_order(ref.shape[0], group)):
+        raise Error(
+            f"{ref.file}: tensor {ref.name}: inputs must be in their own order, i // group; got "
+            "another one (act-order, desc_act). Use a checkpoint that was quantised with desc_act "
+            "false"
+        )
+
+
+def check_values(stored: Stored) -> None:
+    """Both checks, and of a shape that is stored with the matrix."""
+    check_scales(stored.scales)
+    if stored.order is not None:
+        check_order(stored.order, stored.scheme.grid[1])
     sizes = stored.sizes
     if sizes is not None and sizes.array().tolist() != list(stored.shape):
         raise Error(
@@ -57,7 +58,9 @@ def _values(ref: TensorRef) -> NDArray[np.float32]:
     """The scales as fp32, flat."""
     data = ref.data
     if ref.format in ("e8m0", "uint8"):
-        found = np.ldexp(np.float32(1), data.astype(np.int32) - 127).astype(np.float32)
+        found = np.ldexp(np.float32(1), np.minimum(data.astype(np.int32), 254) - 127).astype(
+            np.float32
+        )
         return np.where(data == 255, np.float32(np.nan), found)
     if ref.format == "e4m3":
         low, exponent = (data & 7).astype(np.float32), (data >> 3 & 15).astype(np.int32)

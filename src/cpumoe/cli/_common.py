@@ -23,7 +23,8 @@ PATIENCE_S = 2.0
 _PROBE_PASSES = 5
 
 ModelPath = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="Checkpoint directory or GGUF file.", show_default=False)
+    Path,
+    typer.Argument(metavar="MODEL", help="Checkpoint directory or GGUF file.", show_default=False),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Worker threads.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="New tokens at most.")]

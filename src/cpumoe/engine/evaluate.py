@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from cpumoe._core import Error
 from cpumoe.engine.model import Model, Prompt
 from cpumoe.engine.run import PREFILL_TOKENS, Progress
-from cpumoe.engine.session import Session
+from cpumoe.engine.session import Session, common_prefix
 
 WINDOW = 512
 """Tokens of a window unless the caller says otherwise."""
@@ -220,8 +220,8 @@ def require_same_tokenizer(model: Model, other: Model, text: str, ids: Sequence[
     why = ""
     if a.size != b.size:
         why = f"{a.size} and {b.size} tokens"
-    elif b.encode(text, special=False) != list(ids):
-        why = "the text becomes other tokens"
+    elif (others := b.encode(text, special=False)) != list(ids):
+        why = f"the text becomes other tokens after {common_prefix(ids, others)} common ones"
     elif start_tokens(model) != start_tokens(other):
         why = "another token begins a text"
     else:

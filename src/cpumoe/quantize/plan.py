@@ -13,6 +13,15 @@ from typing import Any, Literal
 
 from cpumoe._core import Error
 from cpumoe.checkpoint import Checkpoint, TensorRef
+from cpumoe.checkpoint.quantized_storage import (
+    AWQ,
+    FP4_PACKED,
+    FP8,
+    GPTQ,
+    INT8,
+    MODELOPT_FP4,
+    PACKED_ZEROS,
+)
 from cpumoe.models import build_spec
 from cpumoe.models.gguf import translate
 from cpumoe.models.reader import Reader
@@ -24,6 +33,9 @@ from cpumoe.weight import Weight
 Role = Literal["experts", "shared", "dense", "attention", "head", "other"]
 ScaleDtype = Literal["BF16", "F16", "F32"]
 
+# Behind a module's name: the tensors of its weight. Others, biases for example, are copied.
+_STORAGES = (FP8, INT8, PACKED_ZEROS, FP4_PACKED, MODELOPT_FP4, GPTQ, AWQ)
+_ENDINGS = frozenset({".weight"}.union(*(s.endings for s in _STORAGES)))
 # Families whose published q and k rows pair with those half a head on.
 _HALVES = ("llama", "mixtral")
 _PAIRED = re.compile(r"\.self_attn\.[qk]_proj(\.weight|\.bias)?$")
@@ -214,7 +226,8 @@ def make_plan(
     stacks = tuple(reader.stacks)
     for name in reader.checkpoint.used:
         module, _, ending = name.rpartition(".")
-        if name.startswith(stacks) or (module in reader.modules and ending != "bias"):
+        weight = module in reader.modules and f".{ending}" in _ENDINGS
+        if name.startswith(stacks) or weight or name not in reader.checkpoint:
             continue
         ref = reader.checkpoint.tensors[name]
         module = reader.renamed.get(module, module)

@@ -42,12 +42,13 @@ void unpack_block(const WeightView& w, const Grid& grid, Expand expand, int64_t 
   constexpr Math M = S::math(kHalves);
   using U = Unpacked<M>;
   const int64_t bytes = line_bytes(C, w.k), whole = min64(last, bytes / S::kSpanBytes);
+  if constexpr (S::kPlain) {
+    expand(grid, n, rows, first, last, reinterpret_cast<float*>(block + U::kFactors), U::kBytes / 4,
+           kBlockSpans * U::kBytes / 4);
+  }
   for (int64_t r = 0; r < rows; ++r) {
     char* to = block + r * kBlockSpans * U::kBytes;
     const char* row = static_cast<const char*>(w.data) + (n + r) * line_bytes(C, w.stride);
-    if constexpr (S::kPlain) {
-      expand(grid, n + r, first, last, reinterpret_cast<float*>(to + U::kFactors), U::kBytes / 4);
-    }
     for (int64_t i = first; i < last; ++i, to += U::kBytes) {
       alignas(32) char part[S::kSpanBytes];
       const char* p = row + i * S::kSpanBytes;

@@ -28,11 +28,11 @@ struct Grid {
   __m256i index;   // its scale, counted from the span's first
 };
 
-// Factors of spans [first, last) of feature n, `step` floats apart: per span the scales (with
-// kHalves: two vectors), then as many offsets -zero * scale unless there are none. Lanes past K are
-// zero.
-using Expand = void (*)(const Grid& g, int64_t n, int64_t first, int64_t last, float* out,
-                        int64_t step);
+// Factors of spans [first, last) of `rows` features from n on, `step` floats apart, features
+// `row_step`: per span the scales (with kHalves: two vectors), then as many offsets -zero * scale
+// unless there are none. Lanes past K are zero.
+using Expand = void (*)(const Grid& g, int64_t n, int64_t rows, int64_t first, int64_t last,
+                        float* out, int64_t step, int64_t row_step);
 enum class Zeros { none, constant, stored };
 Expand select_expand(Code scales, bool halves, Zeros zeros);
 

@@ -11,6 +11,7 @@ namespace cpumoe::avx2 {
 template <int T>
 constexpr int64_t kStreamSpans = T == 1 ? 64 : T == 2 ? 16 : 8;
 constexpr int64_t kStreamRows = 8;
+constexpr int64_t kStreamFactors = 32;   // spans whose factors are expanded at a time, beside them in L1
 constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
 
 template <class S, bool kHalves, int T>
@@ -35,7 +36,7 @@ template <class S, bool kHalves, int T>
 CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* plain,
                               int64_t first, int64_t last, int64_t row_bytes, const char* x,
                               int64_t xs, float* sums) {
-  constexpr int64_t kStep = kFactorFloats<S::math(kHalves)>;
+  constexpr int64_t kFloats = kFactorFloats<S::math(kHalves)>;
   __m256 acc[1][T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t)
@@ -44,19 +45,22 @@ CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* pl
   int64_t i = first;
   for (; i < whole; ++i) {
     const char* ahead = next + i * S::kSpanBytes;
-#pragma GCC unroll 4
-    for (int64_t b = 0; b < S::kSpanBytes; b += 128) {
+    // One token: rows follow each other, the hardware fetches along, and the second line of a pair
+    // would keep it from fetching the first. Parts of rows: every line.
+    constexpr int64_t kStep = 64;
+#pragma GCC unroll 8
+    for (int64_t b = 0; b < S::kSpanBytes; b += kStep) {
       _mm_prefetch(reinterpret_cast<const char*>(
-                       reinterpret_cast<uintptr_t>(ahead + b) & ~uintptr_t(127)),
+                       reinterpret_cast<uintptr_t>(ahead + b) & ~uintptr_t(kStep - 1)),
                    _MM_HINT_T1);
     }
-    stream_span<S, kHalves, T>(acc, row + i * S::kSpanBytes, plain + (i - first) * kStep,
+    stream_span<S, kHalves, T>(acc, row + i * S::kSpanBytes, plain + (i - first) * kFloats,
                                x + i * Spans::kBytes, xs);
   }
   if (i < last) {
     alignas(32) char part[S::kSpanBytes];
     copy_span<S>(row + i * S::kSpanBytes, row_bytes - i * S::kSpanBytes, part);
-    stream_span<S, kHalves, T>(acc, part, plain + (i - first) * kStep, x + i * Spans::kBytes, xs);
+    stream_span<S, kHalves, T>(acc, part, plain + (i - first) * kFloats, x + i * Spans::kBytes, xs);
   }
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t) _mm256_store_ps(sums + t * kStreamRows * 8, acc[0][t]);
@@ -79,7 +83,8 @@ void stream_tokens(const DotArgs& a, int64_t m) {
     expand = expand_for<M>(w);
   }
   alignas(32) float sums[T * kStreamRows * 8];
-  alignas(32) float plain[S::kPlain ? kFactorFloats<M> * kStreamSpans<T> : 8];
+  constexpr int64_t kFloats = kFactorFloats<M>;
+  alignas(32) float plain[S::kPlain ? kFloats * kStreamFactors : 8];
   for (int64_t n = a.n0; n < a.n1; n += kStreamRows) {
     const int64_t rows = min64(kStreamRows, a.n1 - n);
     int64_t first = 0;
@@ -106,9 +111,25 @@ void stream_tokens(const DotArgs& a, int64_t m) {
           next = static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
         }
         if constexpr (S::kPlain) {
-          expand(grid, n + r, first, last, plain, kFactorFloats<M>);
+          const int64_t width = last - first, at_once = max64(1, kStreamFactors / width);
+          if (width <= kStreamFactors) {
+            const int64_t within = r % at_once;
+            if (within == 0) {
+              expand(grid, n + r, min64(at_once, rows - r), first, last, plain, kFloats,
+                     width * kFloats);
+            }
+            stream_row<S, kHalves, T>(p, next, plain + within * width * kFloats, first, last, bytes,
+                                      x, xs, sums + r * 8);
+            continue;
+          }
+          for (int64_t i = first; i < last; i += kStreamFactors) {
+            const int64_t end = min64(last, i + kStreamFactors);
+            expand(grid, n + r, 1, i, end, plain, kFloats, 0);
+            stream_row<S, kHalves, T>(p, next, plain, i, end, bytes, x, xs, sums + r * 8);
+          }
+        } else {
+          stream_row<S, kHalves, T>(p, next, plain, first, last, bytes, x, xs, sums + r * 8);
         }
-        stream_row<S, kHalves, T>(p, next, plain, first, last, bytes, x, xs, sums + r * 8);
       }
       first = last;
     } while (first < spans);
