@@ -211,7 +211,7 @@ class Layer:
         self.library, self.shape, self.type = library, shape, type_
         lib, h, i, e = library, shape.hidden, shape.inter, shape.experts
         self.biases: dict[str, Any] = {}
-        self._context = lib.context(16)
+        self._context: Any = lib.context(16)
         sizes = {"up": (h, i), "gate": (h, i), "down": (i, h)}
         self.tensors = {
             name: lib.new_tensor_3d(self._context, type_, k, n, e) for name, (k, n) in sizes.items()
@@ -284,7 +284,8 @@ class Graph:
         lib, shape, t = layer.library, layer.shape, layer.tensors
         h, k = shape.hidden, shape.top_k
         self._library, self._tokens, self._hidden = lib, tokens, h
-        self._context = c = lib.context(64 + 2 * k)
+        c = lib.context(64 + 2 * k)
+        self._context: Any = c
         self._x = lib.new_tensor_3d(c, F32, h, 1, tokens)
         self._ids = lib.new_tensor_2d(c, I32, k, tokens)
         self._scores = lib.new_tensor_3d(c, F32, 1, k, tokens)

@@ -104,8 +104,8 @@ TEST(e4m3_has_448_subnormals_and_two_nans) {
   w.scales = {&one, Code::f32, 1, 1, 1};
   for (int i = 0; i < 256; ++i) {
     const int exponent = i >> 3 & 15, mantissa = i & 7;
-    const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9)
-                                           : std::ldexp(8 + mantissa, exponent - 10);
+    const double magnitude =
+        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
     const float got = decode_weight(w, 0, i);
     if ((i & 127) == 127) {
       CHECK(std::isnan(got));
@@ -244,7 +244,8 @@ TEST(lines_decode_as_their_elements) {
       WeightView w = view_of(all[f].name, layout, n, k, codes.data());
       if (int64_t(codes.size()) < weight_bytes(w)) w.n = n / 2;
       if (all[f].scaled()) {
-        const int64_t along = ceil_div(n, all[f].scale_rows), across = ceil_div(k, all[f].scale_cols);
+        const int64_t along = ceil_div(n, all[f].scale_rows),
+                      across = ceil_div(k, all[f].scale_cols);
         const bool rows = layout == Layout::rows;
         w.scales = {scales.data(), Code::f32, rows ? along : across, rows ? across : along,
                     round_up(max64(along, across), 8)};
@@ -261,7 +262,8 @@ TEST(lines_decode_as_their_elements) {
       for (int64_t l = 0; l < lines; ++l) {
         decode_line(w, l, 0, length, line.data());
         for (int64_t i = 0; i < length; ++i) {
-          const float one = layout == Layout::rows ? decode_weight(w, l, i) : decode_weight(w, i, l);
+          const bool rows = layout == Layout::rows;
+          const float one = decode_weight(w, rows ? l : i, rows ? i : l);
           CHECK(float_to_bits(one) == float_to_bits(line[size_t(i)]));
         }
         float part[5];

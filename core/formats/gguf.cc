@@ -21,7 +21,7 @@
 //   iq4_xs      0 d, 2 high scale bits u16, 4 low scale nibbles[4], 8 nibbles[128]
 //                                                                w = (d (scale - 32)) table[q]
 //     groups of 32 elements. q4_k, q5_k: groups 2p and 2p + 1 are the low and the high halves of
-//     bytes 32 p .. 32 p + 31; fifth bits as q3_k's third ones. iq4_xs: group g as a block of iq4_nl.
+//     bytes 32 p .. 32 p + 31; fifth bits as q3_k's third ones. iq4_xs: groups as iq4_nl's blocks.
 //   q6_k        0 low nibbles[128], 128 high bits[64], 192 scales s8[16], 208 d
 //                                                                w = (d scale) (q - 32)
 //     groups of 16. Element 128 h + 64 p + j is half p of byte 64 h + j; its bits 4 and 5 lie in
@@ -97,8 +97,7 @@ void decode_gguf_block(Code c, const void* block, float* out) {
         return scaled + m;
       });
     case Code::iq4_nl:
-      return fill(
-          [&, d = half_at(p)](int i) { return d * float(kIq4[nibble_of_32(p + 2, i)]); });
+      return fill([&, d = half_at(p)](int i) { return d * float(kIq4[nibble_of_32(p + 2, i)]); });
     case Code::gguf_mxfp4: {
       // 2^(exponent - 128); 255 is an exponent like any other.
       const float d = bits_to_float(p[0] < 2 ? 0x00200000u << p[0] : uint32_t(p[0] - 1) << 23);

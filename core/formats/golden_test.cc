@@ -25,10 +25,11 @@ struct Golden {
 };
 
 const Golden kGolden[] = {
-#define CPUMOE_GOLDEN(format, layout, n, k, global, data, scale_code, scale_rows, scale_cols,      \
-                      scales, zero_code, zero_rows, zero_cols, zeros, want)                        \
-  {#format, Layout::layout, n, k, global, data, Code::scale_code, scale_rows, scale_cols, scales, \
-   Code::zero_code, zero_rows, zero_cols, zeros, want},
+#define CPUMOE_GOLDEN(format, layout, n, k, global, data, scale_code, scale_rows, scale_cols, \
+                      scales, zero_code, zero_rows, zero_cols, zeros, want)                   \
+  {#format,          Layout::layout, n,          k,      global,          data,               \
+   Code::scale_code, scale_rows,     scale_cols, scales, Code::zero_code, zero_rows,          \
+   zero_cols,        zeros,          want},
 #include "formats/golden.inc"
 #include "formats/golden_gguf.inc"
 #undef CPUMOE_GOLDEN
@@ -68,9 +69,9 @@ TEST(other_tools_decode_the_same_bits) {
     for (int64_t i = 0; i < g.n * g.k; ++i) {
       const float got = decode_weight(w, i / g.k, i % g.k);
       const float expected = load_as_float(want.data(), Code::f32, i);
-      CHECK_MSG(expected != expected ? got != got : float_to_bits(got) == float_to_bits(expected),
-                g.format << " at " << i / g.k << "," << i % g.k << " got " << got << " for "
-                         << expected);
+      CHECK_MSG(
+          expected != expected ? got != got : float_to_bits(got) == float_to_bits(expected),
+          g.format << " at " << i / g.k << "," << i % g.k << " got " << got << " for " << expected);
     }
   }
 }

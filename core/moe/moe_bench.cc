@@ -106,8 +106,7 @@ void run(int argc, char** argv) {
     std::vector<int32_t> ids(size_t(tokens * k));
     std::vector<float> weights(ids.size(), 1.0f / float(k));
     RoutingPlan plan;
-    std::vector<double> times, bandwidth, peak;
-    double bytes = 0;
+    std::vector<double> times, rates, bandwidth, peak;  // rates: bytes per second of each call
     const double start = now();
     int64_t turn = 0;
     while (times.size() < 5 || now() - start < seconds) {
@@ -122,8 +121,9 @@ void run(int argc, char** argv) {
         }
       }
       turn += k;
-      bytes = double(std::count(used.begin(), used.end(), true)) * 3 * double(hidden * inter) *
-              double(code_bits(format->code)) / 8;
+      const double bytes =
+          double(std::count(used.begin(), used.end(), true)) * 3 * double(hidden * inter) *
+          double(code_bits(format->code)) / 8;
       const double a = now();
       make_plan(plan, ids.data(), weights.data(), tokens, k, experts, false);
       const MoeBlock block{&view, &plan};
@@ -135,13 +135,15 @@ void run(int argc, char** argv) {
            false},
           machine.isa, workspace, executor);
       times.push_back(now() - a);
+      rates.push_back(bytes / times.back());
       if (times.size() % 8 == 1) {
         bandwidth.push_back(probe.read_gb_per_s(executor));
         peak.push_back(probe.fma_gflop_per_s(executor));
       }
     }
     times.erase(times.begin());  // the first call makes buffers
-    const double s = median(times), gb = bytes / s * 1e-9;
+    rates.erase(rates.begin());
+    const double s = median(times), gb = median(rates) * 1e-9;
     const double gflop = double(tokens * k) * 6 * double(hidden * inter) / s * 1e-9;
     std::sort(times.begin(), times.end());
     std::printf(

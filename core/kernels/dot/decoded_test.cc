@@ -76,9 +76,9 @@ TEST(one_input_gives_the_decoded_weight) {
             for (int64_t t = 0; t < m && first + t < k; ++t) {
               const float want = decode_weight(w, i, first + t);
               CHECK_MSG(got[size_t(i * m + t)] == want,
-                        kernel.name << " " << f->name << " scales "
-                                    << code_name(w.scales.code) << " at " << i << "," << first + t
-                                    << " got " << got[size_t(i * m + t)] << " for " << want);
+                        kernel.name << " " << f->name << " scales " << code_name(w.scales.code)
+                                    << " at " << i << "," << first + t << " got "
+                                    << got[size_t(i * m + t)] << " for " << want);
             }
           }
         }
@@ -116,8 +116,8 @@ TEST(e4m3_has_two_nan_codes) {
             const bool rows = kernel.layout == Layout::rows;
             codes[size_t(rows ? k + at : at * n + 1)] = uint8_t(code);
             const float one = 1;
-            WeightView w{find_format("fp8_tensor"), kernel.layout, n, k, rows ? k : n,
-                         codes.data()};
+            WeightView w{
+                find_format("fp8_tensor"), kernel.layout, n, k, rows ? k : n, codes.data()};
             w.scales = {&one, Code::f32, 1, 1, 1};
             std::vector<float> x(size_t(m * k), 1.0f);
             const std::vector<float> got = product(kernel, w, 0, n, x, m);
@@ -141,8 +141,12 @@ TEST(subnormal_codes_survive_a_caller_that_flushes_them) {
     const uint8_t smallest = kernel.code == Code::e4m3 ? 0x01 : 0x11;  // 2^-9, 1/2
     const std::vector<uint8_t> codes(64, smallest);
     const float scales[2] = {1, 1};
-    WeightView w{find_format(kernel.code == Code::e4m3 ? "fp8_tensor" : "mxfp4"), kernel.layout, 1,
-                 64, 64, codes.data()};
+    WeightView w{find_format(kernel.code == Code::e4m3 ? "fp8_tensor" : "mxfp4"),
+                 kernel.layout,
+                 1,
+                 64,
+                 64,
+                 codes.data()};
     if (kernel.layout == Layout::columns) w.n = 64, w.k = 1;
     w.scales = {scales, Code::f32, 1, 2, 2};
     std::vector<float> x(size_t(w.k), 1.0f);

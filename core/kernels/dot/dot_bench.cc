@@ -46,9 +46,9 @@ bool matches(const std::string& label, std::string filter) {
 }
 
 constexpr const char* kFormats[] = {
-    "bf16",      "fp16",     "fp32",      "fp8_block", "fp8_row", "mxfp4",     "nvfp4",
+    "bf16",      "fp16",     "fp32",      "fp8_block", "fp8_row", "mxfp4",      "nvfp4",
     "int8_g128", "int4_g32", "int4_g128", "u3_g64",    "u2_g64",  "gptq4_g128", "awq4_g128",
-    "q8_0",      "q4_0",     "q4_1",      "q5_0",      "q5_1",    "q2_k",      "q3_k",
+    "q8_0",      "q4_0",     "q4_1",      "q5_0",      "q5_1",    "q2_k",       "q3_k",
     "q4_k",      "q5_k",     "q6_k",      "iq4_nl",    "iq4_xs",  "gguf_mxfp4",
 };
 
@@ -60,12 +60,13 @@ struct Parts {
   Parts(const Format& f, const Shape& s) : view{&f, s.layout, s.n, s.k} {
     const bool rows = s.layout == Layout::rows;
     view.stride = rows ? s.k : s.n;
-    bytes = round_up((rows ? s.n : s.k) / code_block(f.code).lines * line_bytes(f.code, view.stride),
-                     64);
+    bytes = round_up(
+        (rows ? s.n : s.k) / code_block(f.code).lines * line_bytes(f.code, view.stride), 64);
     if (!f.scaled()) return;
     const int64_t along = ceil_div(s.n, f.scale_rows), across = ceil_div(s.k, f.scale_cols);
     const int64_t r = rows ? along : across, c = rows ? across : along;
-    const Code code = f.code == Code::e2m1 ? f.scale_cols == 16 ? Code::e4m3 : Code::e8m0 : Code::f16;
+    const Code code =
+        f.code == Code::e2m1 ? f.scale_cols == 16 ? Code::e4m3 : Code::e8m0 : Code::f16;
     view.scales = {nullptr, code, r, c, c};
     bytes += round_up(r * line_bytes(code, c), 64);
     if (!f.stored_zeros()) return;
@@ -130,12 +131,13 @@ void run_cell(const DotKernel& kernel, const Format& format, const Shape& s, int
   const double gb = double(bytes * matrices) * 1e-9 / median(seconds);
   const double gflop = 2.0 * double(m * s.n * s.k * matrices) * 1e-9 / median(seconds);
   std::printf(
-      "{\"kernel\": \"%s\", \"format\": \"%s\", \"shape\": \"%s\", \"tokens\": %lld, \"threads\": %d, \"gb_per_s\": "
+      "{\"kernel\": \"%s\", \"format\": \"%s\", \"shape\": \"%s\", \"tokens\": %lld, \"threads\": "
+      "%d, \"gb_per_s\": "
       "%.1f, "
       "\"read_gb_per_s\": %.1f, \"share_of_bandwidth\": %.3f, \"gflop_per_s\": %.1f, "
       "\"fma_gflop_per_s\": %.1f, \"share_of_peak\": %.3f}\n",
-      kernel.name, format.name, s.name, static_cast<long long>(m), executor.threads(), gb, median(read),
-      gb / median(read), gflop, median(fma), gflop / median(fma));
+      kernel.name, format.name, s.name, static_cast<long long>(m), executor.threads(), gb,
+      median(read), gb / median(read), gflop, median(fma), gflop / median(fma));
   std::fflush(stdout);
 }
 

@@ -1,5 +1,5 @@
-// Plain quantised codes to fp32, eight at a time, and their scales and zero points. What decode_line
-// (formats/format.h) computes, bit for bit, but for the sign of a zero and the payload of a NaN.
+// Plain quantised codes to fp32, eight at a time, and their scales and zero points. What
+// decode_line (formats/format.h) computes, bit for bit, but for the sign of a zero and the payload of a NaN.
 // Included by avx2.cc files only.
 #pragma once
 #include <immintrin.h>
@@ -69,10 +69,9 @@ struct E2M1 {
   static constexpr int64_t kBytes8 = 4;
   CPUMOE_INLINE __m256 load8(const char* p, int64_t) {
     const __m256 magnitudes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
-    const __m256i u =
-        _mm256_srlv_epi32(_mm256_set1_epi32(load_bits<int32_t>(p)), shifts_of(4));
-    const __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(u, 28)),
-                                      _mm256_set1_ps(-0.0f));
+    const __m256i u = _mm256_srlv_epi32(_mm256_set1_epi32(load_bits<int32_t>(p)), shifts_of(4));
+    const __m256 sign =
+        _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(u, 28)), _mm256_set1_ps(-0.0f));
     return _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, u), sign);  // takes three bits of u
   }
 };
@@ -88,8 +87,8 @@ struct E4M3 {
     const __m128i half = e4m3_to_half_bits(load_low8(p));
     const __m256 v = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256));
     const __m128i largest = _mm_set1_epi16(0x3f80);
-    const __m256i nan = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(_mm_and_si128(half, largest),
-                                                              largest));
+    const __m256i nan =
+        _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(_mm_and_si128(half, largest), largest));
     return _mm256_or_ps(v, _mm256_castsi256_ps(nan));
   }
 };
@@ -169,7 +168,8 @@ CPUMOE_INLINE void load_zeros(const WeightView& w, int64_t row, int64_t c0, int6
   const MatrixView& m = w.zeros;
   if (!w.format->stored_zeros()) {
     const Code c = w.format->code;
-    const float middle = c == Code::u8 ? 128.0f : c == Code::u3 ? 4.0f : c == Code::u2 ? 2.0f : 8.0f;
+    const bool tiny = c == Code::u3 || c == Code::u2;
+    const float middle = c == Code::u8 ? 128 : !tiny ? 8 : c == Code::u3 ? 4 : 2;
     const float zero = w.format->zeros == ZeroRule::middle ? middle : 0.0f;
     for (int64_t i = 0; i < count; ++i) out[i] = zero;
     return;

@@ -20,9 +20,7 @@ CPUMOE_INLINE float half_at(const char* p) { return _cvtsh_ss(load_bits<uint16_t
 CPUMOE_INLINE __m256i load32(const char* p) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
-CPUMOE_INLINE __m256i low_nibbles(__m256i v) {
-  return _mm256_and_si256(v, _mm256_set1_epi8(15));
-}
+CPUMOE_INLINE __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 // Two bits of each byte, from bit `shift` on.
 CPUMOE_INLINE __m256i bit_pairs(__m256i v, int shift) {
   return _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(shift)), _mm256_set1_epi8(3));
@@ -35,8 +33,8 @@ CPUMOE_INLINE __m256i where_bit(__m256i v, int bit, int value) {
 }
 // `value` in the bytes whose bit is set in `bits`.
 CPUMOE_INLINE __m256i where_bits(uint32_t bits, int value) {
-  const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
-                                             0x0303030303030303);
+  const __m256i byte_of =
+      _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i bit_of = _mm256_set1_epi64x(int64_t(0x8040201008040201u));
   const __m256i v = _mm256_shuffle_epi8(_mm256_set1_epi32(int(bits)), byte_of);
   return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(v, bit_of), bit_of),

@@ -42,10 +42,9 @@ void rows(const DotArgs& a) {
   const WeightView& w = *a.w;
   const int64_t stride = w.stride * W::kBytes;
   const char* base = static_cast<const char*>(w.data);
-  block_rows<FetchRows<W>>(
-      a, [&](int64_t n, int64_t rows, int64_t k, int64_t depth, float* out) {
-        decode_rows<W>(base + n * stride + k * W::kBytes, stride, rows, depth, out);
-      });
+  block_rows<FetchRows<W>>(a, [&](int64_t n, int64_t rows, int64_t k, int64_t depth, float* out) {
+    decode_rows<W>(base + n * stride + k * W::kBytes, stride, rows, depth, out);
+  });
 }
 
 template <class W>

@@ -1,5 +1,5 @@
-// The register tiles of shape `block` and the walk around them, for weights that somebody decodes to
-// fp32 block by block. Included by avx2.cc files only.
+// The register tiles of shape `block` and the walk around them, for weights that somebody decodes
+// to fp32 block by block. Included by avx2.cc files only.
 // rows:    tokens in lanes (24 of them), weights broadcast, tile n_major.
 // columns: features in lanes (24 of them), activations broadcast, tile m_major.
 #pragma once
@@ -64,9 +64,8 @@ static void rows_panels(const float* x, int64_t xs, const float* w, int64_t rows
                         float* c, int64_t cs, bool first, const Fetch& fetch) {
   int64_t r = 0;
   for (; r + R <= rows; r += R) {
-    const auto ahead = [&fetch, r](int64_t k) __attribute__((always_inline)) {
-      fetch.template rows<R>(r, k);
-    };
+    const auto ahead = [&fetch, r](int64_t k)
+                           __attribute__((always_inline)) { fetch.template rows<R>(r, k); };
     multiply<P, R, 8, kDepth, 1>(x, xs, w + r * kDepth, depth, c + r * cs, cs, first, ahead);
   }
   const auto none = [](int64_t) {};

@@ -1,5 +1,6 @@
-// Quantised weights in class fp32: decoded to fp32 as decode_line rounds them, then multiplied as any
-// fp32 weight. `block` decodes a block once for all tokens; `decoded` a part of a row for up to four.
+// Quantised weights in class fp32: decoded to fp32 as decode_line rounds them, then multiplied as
+// any fp32 weight. `block` decodes a block once for all tokens, `decoded` a part of a row for up to
+// four.
 #include "kernels/dot/block/avx2_tiles.h"
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"

@@ -9,18 +9,44 @@ namespace cpumoe::avx2 {
 constexpr int64_t kBlockRows = 32;  // features
 constexpr int64_t kBlockSpans = 8;  // 2048 inputs: the spans of four tokens take 14 KiB of L1
 
+template <class S>
+constexpr Math block_math(bool halves) {
+  Math m = S::math(halves);
+  m.counted = m.bytes;
+  return m;
+}
+
 // A span of one row in the block: 8 vectors of codes, then the factors that its arithmetic has.
 template <Math M>
 struct Unpacked {
   static constexpr int64_t kFactors = 256;
   static constexpr int64_t kInts = kFactors + kFactorFloats<M> * 4;
-  static constexpr int64_t kBytes = kInts + (M.scaled ? 64 : 0);
+  static constexpr int64_t kCounts = !M.counted ? 0 : M.parts == Math::whole ? 1 : 2;
+  static constexpr int64_t kBytes = kInts + (M.scaled ? 64 : 0) + 32 * kCounts;
 
   CPUMOE_INLINE void load(const char* p, Factors& f) {
     load_factors<M>(reinterpret_cast<const float*>(p + kFactors), f);
     if constexpr (M.scaled) {
       f.c0 = load_codes(p + kInts);
       f.c1 = load_codes(p + kInts + 32);
+    }
+    if constexpr (kCounts >= 1) f.c0 = load_codes(p + kInts);
+    if constexpr (kCounts == 2) f.c1 = load_codes(p + kInts + 32);
+  }
+  // Signed codes: the sum of the negative ones' magnitudes.
+  CPUMOE_INLINE void store_counts(char* p, const __m256i w[8]) {
+    __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+#pragma GCC unroll 8
+    for (int v = 0; v < 8; ++v) {
+      const __m256i negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), w[v]);
+      const __m256i size = _mm256_and_si256(_mm256_abs_epi8(w[v]), negative);
+      __m256i& sum = sums[kCounts == 2 ? v / 4 : 0];
+      sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(size, _mm256_set1_epi8(1)));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < kCounts; ++i) {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(p + kInts + 32 * i),
+                         _mm256_madd_epi16(sums[i], _mm256_set1_epi16(1)));
     }
   }
   CPUMOE_INLINE void store(char* p, const Factors& f) {
@@ -39,7 +65,7 @@ struct Unpacked {
 template <class S, Code C, bool kHalves>
 void unpack_block(const WeightView& w, const Grid& grid, Expand expand, int64_t n, int64_t rows,
                   int64_t first, int64_t last, char* block) {
-  constexpr Math M = S::math(kHalves);
+  constexpr Math M = block_math<S>(kHalves);
   using U = Unpacked<M>;
   const int64_t bytes = line_bytes(C, w.k), whole = min64(last, bytes / S::kSpanBytes);
   if constexpr (S::kPlain) {
@@ -60,6 +86,7 @@ void unpack_block(const WeightView& w, const Grid& grid, Expand expand, int64_t 
       S::decode(p, v);
 #pragma GCC unroll 8
       for (int j = 0; j < 8; ++j) _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 * j), v[j]);
+      if constexpr (M.counted) U::store_counts(to, v);
       if constexpr (!S::kPlain) {
         Factors f;
         S::factors(p, f);
@@ -140,7 +167,7 @@ void block_tokens(const char* block, int64_t rows, int64_t spans, const char* x,
 
 template <class S, Code C, bool kHalves>
 void block_all(const DotArgs& a) {
-  constexpr Math M = S::math(kHalves);
+  constexpr Math M = block_math<S>(kHalves);
   constexpr int kLines = int((2 * S::kSpanBytes + 63) / 64);  // of two rows' span
   const WeightView& w = *a.w;
   const int64_t xs = Spans::line_bytes(w.k), all = ceil_div(w.k, Spans::kInputs);

@@ -20,11 +20,15 @@ struct Math {
   // `scaled`), floats (one fp32 scale each).
   enum Parts { whole, ints, floats } parts = whole;
   bool scaled = false;
+  // Signed bytes whose negative ones have been summed up beforehand (c0; of parts c1, too): -a is
+  // the complement of a plus 1, and a complement costs less than a sign.
+  bool counted = false;
   // + offset * sum of the activations, per group or per half.
   enum Offset { none, group, halves } offset = none;
 };
 
-// fp32 scales and offsets per lane, s16 factors per pair of codes; which are set depends on Math.
+// fp32 scales and offsets per lane; s16 factors per pair of codes or s32 counts per lane; which are
+// set depends on Math.
 struct Factors {
   __m256 s0, s1, o0, o1;
   __m256i c0, c1;
@@ -53,7 +57,10 @@ CPUMOE_INLINE void sum_codes(__m256i p[R][T], const Codes& codes, const char* x,
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       w[r] = codes(r, v);
-      if (M.bytes) sign[r] = w[r], w[r] = _mm256_abs_epi8(w[r]);
+      if (M.bytes) {
+        sign[r] = M.counted ? _mm256_cmpgt_epi8(_mm256_setzero_si256(), w[r]) : w[r];
+        w[r] = _mm256_abs_epi8(w[r]);
+      }
     }
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
@@ -61,9 +68,11 @@ CPUMOE_INLINE void sum_codes(__m256i p[R][T], const Codes& codes, const char* x,
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         if constexpr (M.bytes) {
-          const __m256i product = _mm256_maddubs_epi16(w[r], _mm256_sign_epi8(a, sign[r]));
-          const __m256i wide = _mm256_madd_epi16(product, _mm256_set1_epi16(1));
-          p[r][t] = v == kBegin ? wide : _mm256_add_epi32(p[r][t], wide);
+          const __m256i signed_a =
+              M.counted ? _mm256_xor_si256(a, sign[r]) : _mm256_sign_epi8(a, sign[r]);
+          const __m256i wide =
+              _mm256_madd_epi16(_mm256_maddubs_epi16(w[r], signed_a), _mm256_set1_epi16(1));
+          p[r][t] = v == kBegin && !M.counted ? wide : _mm256_add_epi32(p[r][t], wide);
         } else {
           const __m256i product = _mm256_maddubs_epi16(w[r], a);
           p[r][t] = v == kBegin && M.middle == 0 ? product : _mm256_add_epi16(p[r][t], product);
@@ -82,7 +91,14 @@ CPUMOE_INLINE void add_span(__m256 acc[R][T], const Codes& codes, const RowFacto
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i p[R][T];
   const auto start = [&](bool last) __attribute__((always_inline)) {
-    if constexpr (M.middle != 0) {
+    if constexpr (M.counted) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const __m256i count = last ? factors(r).c1 : factors(r).c0;
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) p[r][t] = count;
+      }
+    } else if constexpr (M.middle != 0) {
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) {
         const __m256i all = load_codes(x + t * xs + Spans::kMinusAll);

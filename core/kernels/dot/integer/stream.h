@@ -111,7 +111,7 @@ void stream_tokens(const DotArgs& a, int64_t m) {
           next = static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
         }
         if constexpr (S::kPlain) {
-          const int64_t width = last - first, at_once = max64(1, kStreamFactors / width);
+          const int64_t width = last - first, at_once = kStreamFactors / max64(1, width);
           if (width <= kStreamFactors) {
             const int64_t within = r % at_once;
             if (within == 0) {
