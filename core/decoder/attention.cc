@@ -77,7 +77,8 @@ void Attention::run(std::span<const Piece> pieces, const AttentionSpec& spec, co
                     IsaSet isa, Executor& executor) {
   const Totals total = cut(pieces, spec);
   const Slices slices(spec);
-  const int64_t group = spec.heads / spec.kv_heads, slice_count = spec.kv_heads * slices.per_kv_head;
+  const int64_t group = spec.heads / spec.kv_heads,
+                slice_count = spec.kv_heads * slices.per_kv_head;
   const int64_t key_dim = spec.key_dim(), value_dim = spec.value_dim();
   float* states = static_cast<float*>(states_.data());
 

@@ -95,7 +95,8 @@ TEST(every_wrong_latent_shape_is_named) {
     const char* message;
   };
   const Wrong all[] = {
-      {[](AttentionSpec& a) { a.sinks.size = 39; }, "attention.sinks: shape must be [40]; got [39]"},
+      {[](AttentionSpec& a) { a.sinks.size = 39; },
+       "attention.sinks: shape must be [40]; got [39]"},
       {[](AttentionSpec& a) { a.kv_heads = 2; }, "latent attention must have one KV head"},
       {[](AttentionSpec& a) { a.qk_norm = QkNorm::whole; }, "no q/k norm and no clip"},
       {[](AttentionSpec& a) { a.rope_dims = 20, a.inv_freq.resize(10); },

@@ -1,5 +1,5 @@
-// Multi-head latent attention in absorbed form (LatentSpec): queries go into the latent space of the
-// cache, so that a cached token costs rank + rope_dims elements whatever the number of heads.
+// Multi-head latent attention in absorbed form (LatentSpec): queries go into the latent space of
+// the cache, so that a cached token costs rank + rope_dims elements whatever the number of heads.
 #include <algorithm>
 
 #include "decoder/impl.h"
@@ -109,8 +109,7 @@ void Decoder::Impl::attend_latent_rows(const AttentionSpec& a, size_t index, int
   float* const out = data(attended) + begin * a.mixed_dim();
   head_ops.clear();
   for (int64_t i = 0; i < a.heads; ++i) {
-    head_ops.push_back(
-        {&a.latent.v_up[size_t(i)], {}, out + i * value, a.mixed_dim(), i * rank});
+    head_ops.push_back({&a.latent.v_up[size_t(i)], {}, out + i * value, a.mixed_dim(), i * rank});
   }
   linear(head_ops, view(latents, rows, latent_row), model.act_class, isa, workspace, executor);
 }

@@ -24,8 +24,8 @@ enum class QkNorm : uint8_t { none, per_head, whole };
 //   head i: (nope, rope) = its rows of q, applied to x or, when q_a is present, to norm(q_a x)
 //           score of a token = scale * ((k_up[i] nope) . c + rope . key part)
 //           output = v_up[i] (sum of p c)
-// AttentionSpec then says: head_dim = nope + rope_dims, kv_heads = 1, k is [rank + rope_dims, hidden]
-// (latent first), v is absent, o takes heads * value_dim inputs; no qk_norm and no clip.
+// AttentionSpec then says: head_dim = nope + rope_dims, kv_heads = 1, k is [rank + rope_dims,
+// hidden] (latent first), v is absent, o takes heads * value_dim inputs; no qk_norm and no clip.
 struct LatentSpec {
   int64_t rank = 0;                // 0: plain attention
   int64_t value_dim = 0;           // of a head, after v_up

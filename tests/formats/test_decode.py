@@ -65,7 +65,7 @@ def random_samples() -> Iterator[Sample]:
         yield from gguf_samples(seed, 1 + 6 * seed)
 
 
-@pytest.mark.parametrize("sample", random_samples(), ids=lambda s: f"{s.format}-{s.n}x{s.k}")
+@pytest.mark.parametrize("sample", list(random_samples()), ids=lambda s: f"{s.format}-{s.n}x{s.k}")
 def test_random_weights_decode_as_their_tools_do(sample: Sample) -> None:
     """Also with scales of either sign, ragged groups and stored zero points."""
     check(sample)

@@ -249,7 +249,8 @@ TEST(values_shared_with_keys) {
     for (int64_t value_dim : {1, 8, 15, 16, 33, 64}) {
       for (int64_t rope_dim : {0, 2, 8, 17}) {
         for (int64_t keys : testing::sizes_near({16, 64, 130})) {
-          const int64_t tokens = std::min<int64_t>(keys, 1 + rng.below(4)), group = 1 + rng.below(9);
+          const int64_t tokens = std::min<int64_t>(keys, 1 + rng.below(4)),
+                        group = 1 + rng.below(9);
           Case c(kernel, keys, tokens, group, value_dim + rope_dim, rng, 1, value_dim);
           if (rng.below(2) == 1) c.window = 1 + rng.below(20);
           c.append(0, keys);
@@ -280,23 +281,23 @@ TEST(parts_merge_to_the_whole) {
   for (const AttendKernel* kernel : kernels()) {
     for (int64_t window : {0, 40}) {
       for (const int64_t shared_dim : {0, 12}) {
-      Case c(kernel, 300, 4, 3, 20, rng, 2, shared_dim);
-      c.window = window;
-      c.sinks = {1, -1, 0};
-      c.append(0, 300);
-      const int64_t rows = c.tokens * c.group, stride = state_stride(c.value_dim), parts = 4;
-      std::vector<float> states(size_t(parts * rows * stride), kNan);
-      for (int64_t p = 0; p < parts; ++p) {  // the last part is empty, the first may see nothing
-        AttendArgs a = c.args(p * 128, std::min<int64_t>(300, (p + 1) * 128));
-        if (p > 0) a.sinks = nullptr;
-        a.out = nullptr;
-        a.state = states.data() + p * rows * stride;
-        kernel->run(a);
-      }
-      MergeArgs m{states.data(),       parts, c.tokens, c.group, c.value_dim, c.out.as<float>(),
-                  c.group * c.value_dim};
-      attend_merge(m);
-      check_rows(c, parts + 1);
+        Case c(kernel, 300, 4, 3, 20, rng, 2, shared_dim);
+        c.window = window;
+        c.sinks = {1, -1, 0};
+        c.append(0, 300);
+        const int64_t rows = c.tokens * c.group, stride = state_stride(c.value_dim), parts = 4;
+        std::vector<float> states(size_t(parts * rows * stride), kNan);
+        for (int64_t p = 0; p < parts; ++p) {  // the last part is empty, the first may see nothing
+          AttendArgs a = c.args(p * 128, std::min<int64_t>(300, (p + 1) * 128));
+          if (p > 0) a.sinks = nullptr;
+          a.out = nullptr;
+          a.state = states.data() + p * rows * stride;
+          kernel->run(a);
+        }
+        MergeArgs m{states.data(),        parts, c.tokens, c.group, c.value_dim, c.out.as<float>(),
+                    c.group * c.value_dim};
+        attend_merge(m);
+        check_rows(c, parts + 1);
       }
     }
   }

@@ -269,8 +269,8 @@ void attend(const AttendArgs& a) {
     const int64_t panels = ceil_div(count, kKeyBlock), panel = kKeyBlock * a.head_dim;
     const char* const key = keys + block * a.head_dim * kBytes;
     // Shared: V's product reads the turned copy; what comes next from memory is the next K block.
-    const char* const value = shared ? key + kScoreBlock * a.head_dim * kBytes
-                                     : values + block * lanes * kBytes;
+    const char* const value =
+        shared ? key + kScoreBlock * a.head_dim * kBytes : values + block * lanes * kBytes;
     product_any<C>({w.q, q_lanes, rows, key, kKeyBlock, panel, panels, a.head_dim, w.scores,
                     kScoreBlock, false, value},
                    panels * panel, w.copy);
@@ -281,9 +281,9 @@ void attend(const AttendArgs& a) {
       softmax_row(w.scores + r * kScoreBlock, panels * kKeyBlock, lo, hi, a.softcap, w.top + r,
                   w.sum + r, w.acc + r * lanes, lanes);
     }
-    Product weighted{w.scores, kScoreBlock, rows,  value, lanes, 16,
-                     lanes / 16, count,    w.acc, lanes, true,
-                     key + kScoreBlock * a.head_dim * kBytes};
+    Product weighted{w.scores, kScoreBlock, rows,       value,
+                     lanes,    16,          lanes / 16, count,
+                     w.acc,    lanes,       true,       key + kScoreBlock * a.head_dim * kBytes};
     if (shared) {
       turn_keys<C>(key, a.head_dim, panels, a.value_dim, lanes, w.copy);
       weighted.b = w.copy;

@@ -44,8 +44,7 @@ float value(const AttendArgs& a, int64_t l, int64_t d) {
   if (a.v_cache != nullptr) {
     return load_as_float(a.v_cache, C, l * value_stride(a.value_dim) + d);
   }
-  return load_as_float(a.k_cache, C,
-                       (l / kKeyBlock * a.head_dim + d) * kKeyBlock + l % kKeyBlock);
+  return load_as_float(a.k_cache, C, (l / kKeyBlock * a.head_dim + d) * kKeyBlock + l % kKeyBlock);
 }
 
 template <Code C>

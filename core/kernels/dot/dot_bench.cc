@@ -1,5 +1,6 @@
 // Ring 1: the dot kernels against read bandwidth and FMA peak measured beside each cell.
-//   kernels_dot_dot_bench [threads=1] [part of kernel/format/shape/mTOKENS/, ...] [repeats=5] [small]
+//   kernels_dot_dot_bench [threads=1] [part of kernel/format/shape/mTOKENS/, ...] [repeats=5]
+//                         [small]
 // `small` keeps the weights in 4 KiB pages. Prints one JSON object a line.
 #include <sys/mman.h>
 

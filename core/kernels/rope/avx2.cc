@@ -10,10 +10,8 @@ void rotate_neighbours(float* x, const float* cos, const float* sin, int64_t hal
   const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
   int64_t j = 0;
   for (; j + 4 <= half; j += 4) {
-    const __m256 c =
-        _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(cos + j)), twice);
-    const __m256 s =
-        _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(sin + j)), twice);
+    const __m256 c = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(cos + j)), twice);
+    const __m256 s = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(sin + j)), twice);
     const __m256 v = _mm256_loadu_ps(x + 2 * j), swapped = _mm256_permute_ps(v, 0xB1);
     _mm256_storeu_ps(x + 2 * j, _mm256_fmaddsub_ps(v, c, _mm256_mul_ps(swapped, s)));
   }

@@ -74,8 +74,8 @@ TEST(pairs_rotate_and_the_rest_stays) {
         }
         for (size_t i = 0; i < before.size(); ++i) {
           CHECK_MSG(std::fabs(double(x.as<float>()[i]) - want[i]) <= bound[i],
-                    kernel->name << (interleaved ? " interleaved" : "") << " dims " << dims << " at " << i << ": " << x.as<float>()[i]
-                                 << " not " << want[i]);
+                    kernel->name << (interleaved ? " interleaved" : "") << " dims " << dims
+                                 << " at " << i << ": " << x.as<float>()[i] << " not " << want[i]);
         }
       }
     }

@@ -1,5 +1,6 @@
 // Plain quantised codes to fp32, eight at a time, and their scales and zero points. What
-// decode_line (formats/format.h) computes, bit for bit, but for the sign of a zero and the payload of a NaN.
+// decode_line (formats/format.h) computes, bit for bit, but for the sign of a zero and the payload
+// of a NaN.
 // Included by avx2.cc files only.
 #pragma once
 #include <immintrin.h>

@@ -9,8 +9,8 @@ explains is refused. Nothing is converted, and opening reads headers, not weight
 - the one global scale of each NVFP4 matrix;
 - scales, to refuse those that are no finite number or 0, and GPTQ's g_idx: every one of a
   checkpoint with at most CHECKED_BYTES of them, else of evenly spaced matrices up to that sum, so
-  that opening a model of any size takes seconds. Checkpoint.verify checks all of them. A NaN that was not
-  looked at stays one: the logits are NaN, and generation refuses them.
+  that opening a model of any size takes seconds. Checkpoint.verify checks all of them. A NaN that
+  was not looked at stays one: the logits are NaN, and generation refuses them.
 """
 
 from __future__ import annotations

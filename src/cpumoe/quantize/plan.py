@@ -231,6 +231,8 @@ def make_plan(
             continue
         ref = reader.checkpoint.tensors[name]
         module = reader.renamed.get(module, module)
+        if ending == "weight" and len(ref.shape) == 2 and not module.endswith("embed_tokens"):
+            ignore.append(module)  # read in another way than as one matrix: kv_b_proj
         kept = _float_dtype(ref, dtype)
         pieces.append(Piece(f"{module}.{ending}" if module else name, "other", ref, None, kept))
     if "lm_head" not in reader.modules:
