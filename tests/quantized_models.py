@@ -23,7 +23,6 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from transformers.utils.quantization_config import FineGrainedFP8Config
 
 from tiny_models import COMMON, Tiny
@@ -326,7 +325,7 @@ class Quantised(Tiny):
 
 
 @functools.cache
-def _root() -> tempfile.TemporaryDirectory:
+def root() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="cpumoe-quantised-")
 
 
@@ -340,7 +339,7 @@ def base(family: str) -> Path:
     with torch.no_grad():
         for name, p in made.named_parameters():
             p.normal_(1.0 if "norm" in name else 0.0, 0.1)
-    path = Path(_root().name) / family
+    path = Path(root().name) / family
     made.save_pretrained(path)
     return path
 
@@ -384,63 +383,7 @@ def quantised(method: str, family: str = "qwen2_moe") -> Quantised:
         module = name.removesuffix(".weight")
         tensors |= {module + end: t for end, t in parts.items()}
         decoded[name] = values[module] = back.contiguous()
-    root = Path(_root().name)
-    plain = write(root / f"{method}-{family}-decoded", family, None, decoded)
-    path = write(root / f"{method}-{family}", family, how.config, tensors)
-    return Quantised(path, reference(plain), values)
-
-
-# gpt-oss -----------------------------------------------------------------------------------------
-GPT_OSS = COMMON | {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "intermediate_size": 96,
-    "sliding_window": 8,
-}
-
-
-@functools.cache
-def gpt_oss() -> Quantised:
-    """Experts in random MXFP4 blocks, decoded by Transformers, which also reads the checkpoint."""
-    torch.manual_seed(29)
-    made = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model("gpt_oss", **GPT_OSS)
-    )
-    with torch.no_grad():
-        for name, p in made.named_parameters():
-            p.normal_(1.0 if "norm" in name else 0.0, 0.1)
-    path = Path(_root().name) / "gpt_oss-mxfp4"
-    made.save_pretrained(path)
-    tensors, values = {}, {}
-    for name, w in load_file(path / "model.safetensors").items():
-        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            tensors[name] = w
-            continue
-        e, k, n = w.shape
-        blocks = torch.randint(0, 256, (e, n, k // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(120, 125, (e, n, k // 32), dtype=torch.uint8)
-        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        values[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    config = json.loads((path / "config.json").read_text())
-    plain = path.with_name("gpt_oss-decoded")
-    plain.mkdir()
-    (plain / "config.json").write_text(json.dumps(config))
-    decoded = {n: t for n, t in tensors.items() if "_blocks" not in n and "_scales" not in n}
-    save_file(decoded | {n: v.contiguous() for n, v in values.items()}, plain / "model.safetensors")
-    config["quantization_config"] = {
-        "quant_method": "mxfp4",
-        "modules_to_not_convert": [
-            "model.layers.*.self_attn",
-            "model.layers.*.mlp.router",
-            "model.embed_tokens",
-            "lm_head",
-        ],
-    }
-    (path / "config.json").write_text(json.dumps(config))
-    save_file(tensors, path / "model.safetensors")
+    at = Path(root().name)
+    plain = write(at / f"{method}-{family}-decoded", family, None, decoded)
+    path = write(at / f"{method}-{family}", family, how.config, tensors)
     return Quantised(path, reference(plain), values)

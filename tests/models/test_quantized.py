@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 import cpumoe
 from cpumoe.checkpoint import Quantized, open_checkpoint
-from quantized_models import METHODS, gpt_oss, quantised, write
+from quantized_gpt_oss import gpt_oss
+from quantized_models import METHODS, quantised, write
 from tiny_models import prompt, relative_error
 
 # As in test_logits: fp32 arithmetic in another order on weights that are equal.

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 import cpumoe
 from cpumoe import Error
 from cpumoe.checkpoint import open_checkpoint, quantized
-from quantized_models import gpt_oss, quantised, write
+from quantized_gpt_oss import gpt_oss
+from quantized_models import quantised, write
 from tiny_models import prompt
 
 FAMILY = "llama"

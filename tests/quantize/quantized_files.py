@@ -50,9 +50,9 @@ FAMILIES: dict[str, dict] = {
         "num_key_value_heads": 4,
         "q_lora_rank": 32,
         "kv_lora_rank": 32,
-        "qk_nope_head_dim": 16,
+        "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 16,
-        "v_head_dim": 16,
+        "v_head_dim": 128,
     },
 }
 VALUES_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])

@@ -188,6 +188,51 @@ def test_quantised_sources_are_read(tmp_path):
         assert np.array_equal(got[name], want[name])
 
 
+def write_fp8(source, to):
+    """The checkpoint with FP8 projections in blocks of 128 x 128, and its values in fp32."""
+    from safetensors.torch import save_file
+
+    plain, coded = {}, {}
+    for name, array in tensors(source).items():
+        w = torch.from_numpy(array.astype(np.float32))
+        if name.endswith("_proj.weight"):
+            scale = w.abs().max() / 448
+            codes = (w / scale).to(torch.float8_e4m3fn)
+            grid = [-(-n // 128) for n in w.shape]
+            coded[name], coded[f"{name}_scale_inv"] = codes, scale.expand(grid).contiguous()
+            plain[name] = codes.float() * scale
+        else:
+            coded[name] = plain[name] = w
+    config = json.loads((source / "config.json").read_text())
+    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+    for name, values, more in (
+        ("fp8", coded, {"quantization_config": {**fp8, "weight_block_size": [128, 128]}}),
+        ("plain", plain, {}),
+    ):
+        (to / name).mkdir()
+        save_file(values, to / name / "model.safetensors", {"format": "pt"})
+        (to / name / "config.json").write_text(json.dumps(config | more))
+    return to / "fp8", to / "plain"
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_moe"])
+def test_fp8_sources_are_read(family, tmp_path):
+    """FP8 to int4: the same codes as from the values in fp32. What stays float becomes bf16."""
+    coded, plain = write_fp8(model(family, dtype="float32"), tmp_path)
+    made = make(tmp_path, coded, "a", format="int4_g32")
+    want = tensors(make(tmp_path, plain, "b", format="int4_g32").path)
+    got = tensors(made.path)
+    assert sorted(got) == sorted(want)
+    for name, array in want.items():
+        if name.endswith("kv_b_proj.weight"):
+            assert np.array_equal(got[name], array.astype(got[name].dtype))
+            assert str(got[name].dtype) == "bfloat16"
+        else:
+            assert np.array_equal(got[name], array)
+    unquantised = write_decoded(made.path, tmp_path / "c")
+    assert relative(logits(made.path, activations="fp32"), logits(unquantised)) < BOUND
+
+
 def test_companions_are_copied_and_nothing_else(bundled, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(bundled, source)

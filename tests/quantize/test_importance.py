@@ -52,7 +52,8 @@ def test_linear_modules_equal_transformers(family):
         assert close(found[module], seen[module]), module
     want = {n.removesuffix(".weight") for n in tensors(path) if "_proj.weight" in n}
     want |= {n.removesuffix(".weight") for n in tensors(path) if ".experts." in n}
-    assert set(found) == want
+    # Behind DeepSeek's low ranks: not seen, and not quantised.
+    assert set(found) == {m for m in want if not m.endswith(("q_b_proj", "kv_b_proj"))}
 
 
 def test_experts_equal_numpy():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cpumoe._core import Error
-from cpumoe.checkpoint import Checkpoint, TensorRef
+from cpumoe.checkpoint import Checkpoint, Quantized, TensorRef
 from cpumoe.checkpoint.quantized_storage import (
     AWQ,
     FP4_PACKED,
@@ -21,6 +21,7 @@ from cpumoe.checkpoint.quantized_storage import (
     INT8,
     MODELOPT_FP4,
     PACKED_ZEROS,
+    Stored,
 )
 from cpumoe.models import build_spec
 from cpumoe.models.gguf import translate
@@ -44,6 +45,7 @@ _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _FLOATS = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 # The first that matches a module's name is its role; others (routers, scores) stay as they are.
 _ROLES: tuple[tuple[Role, re.Pattern[str]], ...] = (
+    ("other", re.compile(r"\.kv_b_proj$")),
     ("experts", re.compile(r"\.experts\.\d+\.(gate_proj|up_proj|down_proj|w[123])$")),
     ("shared", re.compile(r"\.shared_experts?\.(gate|up|down)_proj$")),
     ("dense", re.compile(r"\.mlp\.(gate|up|down)_proj$")),
@@ -57,14 +59,35 @@ def role_of(module: str) -> Role:
     return next((role for role, pattern in _ROLES if pattern.search(module)), "other")
 
 
+class _NotingWeights(Quantized):
+    """Weights that note the quantised matrices which are not read as linear maps (kv_b_proj)."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint)
+        self.others: dict[str, Weight] = {}
+
+    def matrix(self, module: str, n: int, k: int, *, either: bool = False) -> Stored | None:
+        """Of the base class; noted."""
+        stored = super().matrix(module, n, k, either=either)
+        if stored is not None:
+            self.others[module] = stored.weight()
+        return stored
+
+
 class NamingReader(Reader):
     """A Reader that notes every matrix it gives out: `modules`, name -> view."""
 
     def __init__(self, checkpoint: Checkpoint, family: str) -> None:
         super().__init__(checkpoint, family)
+        self.weights = self._noted = _NotingWeights(checkpoint)
         self.modules: dict[str, TensorRef | Weight] = {}
         self.stacks: list[str] = []
         self.renamed: dict[str, str] = {}
+
+    def note_others(self) -> None:
+        """Adds the quantised matrices that were read in another way to the modules."""
+        for module, weight in self._noted.others.items():
+            self.modules.setdefault(module, weight)
 
     def linear(
         self,
@@ -197,6 +220,7 @@ def read_names(checkpoint: Checkpoint) -> tuple[NamingReader, ModelSpec]:
         return readers[-1]
 
     spec = build_spec(replace(translate(checkpoint), metadata=None, used=set()), make)
+    readers[0].note_others()
     return readers[0], spec
 
 
@@ -226,8 +250,8 @@ def make_plan(
     stacks = tuple(reader.stacks)
     for name in reader.checkpoint.used:
         module, _, ending = name.rpartition(".")
-        weight = module in reader.modules and f".{ending}" in _ENDINGS
-        if name.startswith(stacks) or weight or name not in reader.checkpoint:
+        known = module in reader.modules and f".{ending}" in _ENDINGS
+        if name.startswith(stacks) or known or name not in reader.checkpoint:
             continue
         ref = reader.checkpoint.tensors[name]
         module = reader.renamed.get(module, module)

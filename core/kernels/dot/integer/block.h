@@ -61,12 +61,16 @@ struct Unpacked {
   }
 };
 
+// A span of any arithmetic: codes, two scales, two offsets and two factors or counts.
+constexpr int64_t kMostBytes = 256 + 6 * 32;
+
 // Rows [n, n + rows), spans [first, last).
 template <class S, Code C, bool kHalves>
 void unpack_block(const WeightView& w, const Grid& grid, Expand expand, int64_t n, int64_t rows,
                   int64_t first, int64_t last, char* block) {
   constexpr Math M = block_math<S>(kHalves);
   using U = Unpacked<M>;
+  static_assert(U::kBytes <= kMostBytes);
   const int64_t bytes = line_bytes(C, w.k), whole = min64(last, bytes / S::kSpanBytes);
   if constexpr (S::kPlain) {
     expand(grid, n, rows, first, last, reinterpret_cast<float*>(block + U::kFactors), U::kBytes / 4,

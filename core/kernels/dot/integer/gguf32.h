@@ -133,10 +133,16 @@ struct GgufMxfp4 {
     for (int i = 0; i < 8; ++i) w[i] = look_up(kE2m1Plus12, w[i]);
   }
   CPUMOE_INLINE void factors(const char* p, Factors& f) {  // 2^(exponent - 128)
-    const auto at = [=](int j) __attribute__((always_inline)) { return uint8_t(p[j * kBlock]); };
-    const __m256i e = _mm256_cvtepu8_epi32(_mm_setr_epi8(
-        char(at(0)), char(at(2)), char(at(4)), char(at(6)), char(at(1)), char(at(3)), char(at(5)),
-        char(at(7)), 0, 0, 0, 0, 0, 0, 0, 0));
+    const auto at = [=](int j) __attribute__((always_inline)) { return p[j * kBlock]; };
+    __m128i bytes = _mm_cvtsi32_si128(at(0));
+    bytes = _mm_insert_epi8(bytes, at(2), 1);
+    bytes = _mm_insert_epi8(bytes, at(4), 2);
+    bytes = _mm_insert_epi8(bytes, at(6), 3);
+    bytes = _mm_insert_epi8(bytes, at(1), 4);
+    bytes = _mm_insert_epi8(bytes, at(3), 5);
+    bytes = _mm_insert_epi8(bytes, at(5), 6);
+    bytes = _mm_insert_epi8(bytes, at(7), 7);
+    const __m256i e = _mm256_cvtepu8_epi32(bytes);
     const __m256i one = _mm256_set1_epi32(1);
     const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
     const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);

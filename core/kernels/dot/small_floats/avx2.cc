@@ -1,7 +1,7 @@
-// A few tokens with e4m3 and e2m1 weights. The fields of a code are moved to those of an fp32: 2^-120
-// (e4m3) or 2^-126 (e2m1) of its value, exactly, with subnormals; rows_scaled takes the power of two
-// back. Scales meet sums of up to 64 products. Converting by F16C instead took a third longer from
-// L1 (Zen 4).
+// A few tokens with e4m3 and e2m1 weights. The fields of a code are moved to those of an fp32:
+// 2^-120 (e4m3) or 2^-126 (e2m1) of its value, exactly, with subnormals; rows_scaled takes the
+// power of two back. Scales meet sums of up to 64 products. Converting by F16C instead took a
+// third longer from L1 (Zen 4).
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
 #include "kernels/vec/avx2_codes.h"

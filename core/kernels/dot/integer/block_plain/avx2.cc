@@ -11,9 +11,8 @@ void dot_int_block_rows_u8(const DotArgs& a) { block<U8, Code::u8>(a); }
 void dot_int_block_rows_u3(const DotArgs& a) { block<U3, Code::u3>(a); }
 void dot_int_block_rows_u2(const DotArgs& a) { block<U2, Code::u2>(a); }
 
-// Of the largest arithmetic: scales, offsets of halves, and factors of halves.
 size_t scratch_int_block(int64_t, int64_t, int64_t) {
-  return size_t(kBlockRows * kBlockSpans * (256 + 5 * 32));
+  return size_t(kBlockRows * kBlockSpans * kMostBytes);
 }
 
 }  // namespace cpumoe::avx2
