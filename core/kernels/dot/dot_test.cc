@@ -58,9 +58,9 @@ void check_against_float64(const DotKernel& kernel, int64_t n, int64_t k, int64_
       const bool plain = exact && std::string(kernel.act_layout) != "rows_scaled";
       const double bound = plain ? dot_bound(p.k, magnitude) : quantized_dot_bound(p.k, magnitude);
       CHECK_MSG(error <= bound, kernel.name << " " << p.view().format->name << " n=" << p.n
-                                            << " k=" << p.k << " m=" << m << " at " << i << ","
-                                            << t << " got " << got[size_t(i * m + t)] << " want "
-                                            << want << " bound " << bound);
+                                            << " k=" << p.k << " m=" << m << " at " << i << "," << t
+                                            << " got " << got[size_t(i * m + t)] << " want " << want
+                                            << " bound " << bound);
     }
   }
 }

@@ -34,6 +34,7 @@ TEST(selection_golden_table) {
     const char* set;
     Code code;
     Layout layout;
+    ActClass act_class;
     int64_t m;
     const char* name;
   };
@@ -44,7 +45,7 @@ TEST(selection_golden_table) {
     const bool wide = std::string(g.set) == "avx2";
     const IsaSet isa = wide ? set_of({Isa::scalar, Isa::avx2}) : set_of({Isa::scalar});
     if (wide && !test_isa().has(Isa::avx2)) continue;
-    const DotKernel* k = select_dot({g.code, g.layout, ActClass::fp32, g.m}, isa);
+    const DotKernel* k = select_dot({g.code, g.layout, g.act_class, g.m}, isa);
     CHECK(k != nullptr);
     CHECK_EQ(std::string(k->name), std::string(g.name));
   }

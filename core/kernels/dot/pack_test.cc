@@ -137,7 +137,8 @@ std::vector<char> expected(const DotKernel& kernel, const Values& x, int64_t k) 
     } else if (kSpanOrders.count(layout) != 0) {
       put_spans(out, kSpanOrders.at(layout), m, x[t]);
     } else {
-      for (int64_t j = 0; j < k; ++j) put(out, float_position(layout, m, j, k) * 4, x[t][size_t(j)]);
+      for (int64_t j = 0; j < k; ++j)
+        put(out, float_position(layout, m, j, k) * 4, x[t][size_t(j)]);
     }
   }
   return out;
@@ -192,7 +193,8 @@ TEST(pack_gathers_bit_for_bit) {
           Values x;
           for (int64_t t = 0; t < m + 2; ++t) {
             x.push_back({});
-            for (int64_t j = 0; j < k; ++j) x.back().push_back(load_as_float(p.x.data, code, t * k + j));
+            for (int64_t j = 0; j < k; ++j)
+              x.back().push_back(load_as_float(p.x.data, code, t * k + j));
           }
           make_odd(x, rng);
           for (int64_t i = 0; i < (m + 2) * k; ++i) {

@@ -15,7 +15,7 @@ namespace cpumoe::testing {
 
 // A GGUF block: where its fp16 factors and its codes lie. mxfp4: one e8m0 byte instead of fp16.
 struct BlockMap {
-  int half[2] = {-1, -1};                // offsets, -1: none
+  int half[2] = {-1, -1};              // offsets, -1: none
   int codes[2][2] = {{0, 0}, {0, 0}};  // [begin, end) of up to two runs
 };
 inline BlockMap block_map(Code c) {

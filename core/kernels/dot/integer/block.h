@@ -134,9 +134,8 @@ CPUMOE_INLINE void block_tile(const char* block, int64_t spans, const char* x, i
     Fetch::step<kLines>(fetch);
     add_span<M, R, T>(
         acc,
-        [=](int r, int v) __attribute__((always_inline)) {
-          return load_codes(block + r * kRow + v * 32);
-        },
+        [=](int r, int v)
+            __attribute__((always_inline)) { return load_codes(block + r * kRow + v * 32); },
         [=](int r) __attribute__((always_inline)) {
           Factors f;
           U::load(block + r * kRow, f);
@@ -146,7 +145,8 @@ CPUMOE_INLINE void block_tile(const char* block, int64_t spans, const char* x, i
   }
   __m256 v[8];
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) v[i] = i / R < T ? acc[i % R][i / R < T ? i / R : 0] : _mm256_setzero_ps();
+  for (int i = 0; i < 8; ++i)
+    v[i] = i / R < T ? acc[i % R][i / R < T ? i / R : 0] : _mm256_setzero_ps();
   alignas(32) float sums[8];
   _mm256_store_ps(sums, sum_lanes(v));
 #pragma GCC unroll 4
@@ -166,7 +166,8 @@ void block_tokens(const char* block, int64_t rows, int64_t spans, const char* x,
   for (; r + 2 <= rows; r += 2) {
     block_tile<M, 2, T, kLines>(block + r * kRow, spans, x, xs, c + r, cs, first, fetch);
   }
-  if (r < rows) block_tile<M, 1, T, kLines>(block + r * kRow, spans, x, xs, c + r, cs, first, fetch);
+  if (r < rows)
+    block_tile<M, 1, T, kLines>(block + r * kRow, spans, x, xs, c + r, cs, first, fetch);
 }
 
 template <class S, Code C, bool kHalves>
@@ -193,11 +194,9 @@ void block_all(const DotArgs& a) {
       unpack_block<S, C, kHalves>(w, grid, expand, n, rows, first, last, block);
       const bool next_rows = last == all;
       const int64_t span = next_rows ? 0 : last, n_next = next_rows ? n + kBlockRows : n;
-      const int64_t width =
-          min64(bytes - span * S::kSpanBytes, kBlockSpans * S::kSpanBytes);
+      const int64_t width = min64(bytes - span * S::kSpanBytes, kBlockSpans * S::kSpanBytes);
       const char* at = base + n_next * stride + span * S::kSpanBytes;
-      Fetch fetch{at, at + width, width, stride,
-                  max64(0, min64(kBlockRows, a.n1 - n_next))};
+      Fetch fetch{at, at + width, width, stride, max64(0, min64(kBlockRows, a.n1 - n_next))};
       for (int64_t m = a.m0; m < a.m1;) {
         const char* x = static_cast<const char*>(a.act) + m * xs + first * Spans::kBytes;
         float* tile = c + (m - a.m0) * a.c_stride;

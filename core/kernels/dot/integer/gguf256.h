@@ -4,22 +4,14 @@
 
 namespace cpumoe::avx2 {
 
-CPUMOE_INLINE uint32_t word(const char* p) {
-  uint32_t u;
-  memcpy(&u, p, 4);
-  return u;
-}
-CPUMOE_INLINE __m256 half_everywhere(const char* p) {
-  uint16_t u;
-  memcpy(&u, p, 2);
-  return _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(u)));
-}
+CPUMOE_INLINE uint32_t word(const char* p) { return codes::load_bits<uint32_t>(p); }
+CPUMOE_INLINE __m256 half_everywhere(const char* p) { return _mm256_set1_ps(codes::half_at(p)); }
 CPUMOE_INLINE __m256i dword_everywhere(const char* p) { return _mm256_set1_epi32(int(word(p))); }
-// Of a group of Quads' lanes.
+// One dword a lane.
 CPUMOE_INLINE __m256i by_lane(int a, int b, int c, int d, int e, int f, int g, int h) {
   return _mm256_setr_epi32(a, b, c, d, e, f, g, h);
 }
-// Bytes 0..7 as fp32, permuted into Quads' lanes.
+// Bytes 0..7, and bytes 8..15, into Quads' lanes.
 CPUMOE_INLINE __m128i to_quads(__m128i bytes) {
   return _mm_shuffle_epi8(bytes,
                           _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
@@ -41,13 +33,8 @@ CPUMOE_INLINE void nibbles_of_pairs(const char* p, __m256i w[8]) {
 
 // d, dmin and the 12 bytes of six-bit scales and minima of q4_k and q5_k.
 CPUMOE_INLINE void scales_and_minima(const char* p, Factors& f) {
-  const uint32_t a = word(p + 4), b = word(p + 8), c = word(p + 12);
-  const uint32_t six = 0x3f3f3f3f, low = 0x0f0f0f0f, high = 0x30303030;
-  const uint64_t scales =
-      uint64_t(a & six) | uint64_t((c & low) | (a >> 2 & high)) << 32;
-  const uint64_t minima =
-      uint64_t(b & six) | uint64_t((c >> 4 & low) | (b >> 2 & high)) << 32;
-  const __m128i both = to_quads(_mm_set_epi64x(int64_t(minima), int64_t(scales)));
+  const codes::KScales k = codes::k_scales(p + 4);
+  const __m128i both = to_quads(_mm_set_epi64x(int64_t(k.minima), int64_t(k.scales)));
   const __m256 s = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(both));
   const __m256 m = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(both, both)));
   const __m256 minus = _mm256_set1_ps(-0.0f);
@@ -130,14 +117,13 @@ struct Q2K {
     const __m128i low = _mm_set1_epi8(15);
     factors_of_halves<Quads>(_mm_and_si128(u, low), f.c0, f.c1);
     // Even bytes: first halves.
-    const __m128i m = _mm_shuffle_epi8(
-        _mm_and_si128(_mm_srli_epi16(u, 4), low),
-        _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
+    const __m128i m =
+        _mm_shuffle_epi8(_mm_and_si128(_mm_srli_epi16(u, 4), low),
+                         _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
     const __m256 minus = _mm256_xor_ps(half_everywhere(p + 82), _mm256_set1_ps(-0.0f));
     f.s0 = half_everywhere(p + 80);
     f.o0 = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(m)), minus);
-    f.o1 = _mm256_mul_ps(
-        _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(m, m))), minus);
+    f.o1 = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(m, m))), minus);
   }
 };
 
@@ -145,9 +131,7 @@ struct Q3K {
   using Order = Quads;
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 110, kSpanBytes = kBlock;
-  static constexpr Math math(bool) {
-    return {.middle = 4, .parts = Math::ints, .scaled = true};
-  }
+  static constexpr Math math(bool) { return {.middle = 4, .parts = Math::ints, .scaled = true}; }
   CPUMOE_INLINE void decode(const char* p, __m256i w[8]) {
     const __m256i bit = by_lane(0x01010101, 0x04040404, 0x10101010, 0x40404040, 0x02020202,
                                 0x08080808, 0x20202020, int(0x80808080));
@@ -161,9 +145,9 @@ struct Q3K {
   CPUMOE_INLINE void factors(const char* p, Factors& f) {
     const uint32_t a = word(p + 96), b = word(p + 100), c = word(p + 104);
     const uint32_t low = 0x0f0f0f0f, high = 0x30303030;
-    const __m128i scales = _mm_setr_epi32(
-        int((a & low) | (c << 4 & high)), int((b & low) | (c << 2 & high)),
-        int((a >> 4 & low) | (c & high)), int((b >> 4 & low) | (c >> 2 & high)));
+    const __m128i scales =
+        _mm_setr_epi32(int((a & low) | (c << 4 & high)), int((b & low) | (c << 2 & high)),
+                       int((a >> 4 & low) | (c & high)), int((b >> 4 & low) | (c >> 2 & high)));
     factors_of_halves<Quads>(_mm_sub_epi8(scales, _mm_set1_epi8(32)), f.c0, f.c1);
     f.s0 = half_everywhere(p + 108);
   }
@@ -173,9 +157,7 @@ struct Q6K {
   using Order = QuadsHigh;
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 210, kSpanBytes = kBlock;
-  static constexpr Math math(bool) {
-    return {.middle = 32, .parts = Math::ints, .scaled = true};
-  }
+  static constexpr Math math(bool) { return {.middle = 32, .parts = Math::ints, .scaled = true}; }
   CPUMOE_INLINE void decode(const char* p, __m256i w[8]) {
     __m256i v[4], h[4];
 #pragma GCC unroll 4
@@ -188,8 +170,8 @@ struct Q6K {
     for (int i = 0; i < 4; ++i) {
       const __m256i bits = _mm256_srlv_epi32(h[i], by_lane(0, 2, 0, 2, 0, 2, 0, 2));
       const __m256i upper = _mm256_set1_epi8(0x30);
-      const __m256i low = _mm256_or_si256(
-          low_nibbles(v[i]), _mm256_and_si256(_mm256_slli_epi16(bits, 4), upper));
+      const __m256i low =
+          _mm256_or_si256(low_nibbles(v[i]), _mm256_and_si256(_mm256_slli_epi16(bits, 4), upper));
       const __m256i high = _mm256_or_si256(high_nibbles(v[i]), _mm256_and_si256(bits, upper));
       w[i] = _mm256_permute2x128_si256(low, high, 0x20);
       w[4 + i] = _mm256_permute2x128_si256(low, high, 0x31);
@@ -210,18 +192,18 @@ struct Iq4Xs {
   CPUMOE_INLINE void decode(const char* p, __m256i w[8]) {
     nibbles_of_groups(p + 8, 16, w);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) w[i] = look_up(kIq4, w[i]);
+    for (int i = 0; i < 8; ++i) w[i] = codes::iq4_values(w[i]);
   }
   CPUMOE_INLINE void factors(const char* p, Factors& f) {
     const __m256i high = _mm256_srlv_epi32(_mm256_set1_epi32(int(word(p) >> 16)),
                                            by_lane(0, 4, 8, 12, 2, 6, 10, 14));
     const __m256i low =
         _mm256_srlv_epi32(dword_everywhere(p + 4), by_lane(0, 8, 16, 24, 4, 12, 20, 28));
-    const __m256i scale = _mm256_or_si256(
-        _mm256_and_si256(low, _mm256_set1_epi32(15)),
-        _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4));
-    f.s0 = _mm256_mul_ps(
-        _mm256_cvtepi32_ps(_mm256_sub_epi32(scale, _mm256_set1_epi32(32))), half_everywhere(p));
+    const __m256i scale =
+        _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi32(15)),
+                        _mm256_slli_epi32(_mm256_and_si256(high, _mm256_set1_epi32(3)), 4));
+    f.s0 = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(scale, _mm256_set1_epi32(32))),
+                         half_everywhere(p));
   }
 };
 

@@ -23,9 +23,6 @@ CPUMOE_INLINE __m256 halves_of_blocks(const char* p, int64_t step) {
   return _mm256_cvtph_ps(v);
 }
 
-constexpr int8_t kIq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                             1,    13,   25,  38,  53,  69,  89,  113};
-
 // Ors the fifth bits, 32 of every block at p + j * step, into the codes: bit e of a block to bit 4
 // of input e.
 CPUMOE_INLINE void or_fifth_bits(const char* p, int64_t step, __m256i w[8]) {
@@ -34,20 +31,23 @@ CPUMOE_INLINE void or_fifth_bits(const char* p, int64_t step, __m256i w[8]) {
     memcpy(&u, p + j * step, 4);
     return u;
   };
-  const __m256i bits = _mm256_setr_epi32(at(0), at(2), at(4), at(6), at(1), at(3), at(5), at(7));
+  const auto four = [=](int j) __attribute__((always_inline)) {
+    const __m128i low = _mm_insert_epi32(_mm_cvtsi32_si128(at(j)), at(j + 2), 1);
+    const __m128i high = _mm_insert_epi32(_mm_cvtsi32_si128(at(j + 4)), at(j + 6), 1);
+    return _mm_unpacklo_epi64(low, high);
+  };
+  const __m256i bits = _mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(1), 1);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {  // byte i of a block: vectors 2i and 2i + 1
-    const __m256i from =
-        _mm256_setr_epi32(0x00000000, 0x04040404, 0x08080808, 0x0c0c0c0c, 0x00000000, 0x04040404,
-                          0x08080808, 0x0c0c0c0c);
-    const __m256i byte = _mm256_shuffle_epi8(
-        bits, _mm256_add_epi8(from, _mm256_set1_epi8(char(i))));
+    const __m256i from = _mm256_setr_epi32(0x00000000, 0x04040404, 0x08080808, 0x0c0c0c0c,
+                                           0x00000000, 0x04040404, 0x08080808, 0x0c0c0c0c);
+    const __m256i byte =
+        _mm256_shuffle_epi8(bits, _mm256_add_epi8(from, _mm256_set1_epi8(char(i))));
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       const __m256i mask = _mm256_set1_epi32(h == 0 ? 0x08040201 : int(0x80402010));
       const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(byte, mask), mask);
-      w[2 * i + h] =
-          _mm256_or_si256(w[2 * i + h], _mm256_and_si256(set, _mm256_set1_epi8(16)));
+      w[2 * i + h] = _mm256_or_si256(w[2 * i + h], _mm256_and_si256(set, _mm256_set1_epi8(16)));
     }
   }
 }
@@ -117,7 +117,7 @@ struct Iq4Nl {
   CPUMOE_INLINE void decode(const char* p, __m256i w[8]) {
     nibbles_of_groups(p + 2, kBlock, w);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) w[i] = look_up(kIq4, w[i]);
+    for (int i = 0; i < 8; ++i) w[i] = codes::iq4_values(w[i]);
   }
   CPUMOE_INLINE void factors(const char* p, Factors& f) { f.s0 = halves_of_blocks(p, kBlock); }
 };
@@ -146,8 +146,7 @@ struct GgufMxfp4 {
     const __m256i one = _mm256_set1_epi32(1);
     const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
     const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
-    f.s0 = _mm256_castsi256_ps(
-        _mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(e, one)));
+    f.s0 = _mm256_castsi256_ps(_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(e, one)));
   }
 };
 

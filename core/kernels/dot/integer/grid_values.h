@@ -62,8 +62,8 @@ CPUMOE_INLINE __m256 zeros_at(Code c, const char* line, const char* end, int64_t
   if (bits == 8) {
     v = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(u)));
   } else {
-    const __m256i at = _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-                                          _mm256_set1_epi32(bits));
+    const __m256i at =
+        _mm256_mullo_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(bits));
     v = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(int(uint32_t(u))), at),
                          _mm256_set1_epi32((1 << bits) - 1));
   }

@@ -80,12 +80,12 @@ struct U3 {
   // Eight inputs, 24 bits of every lane: two vectors, the even and the odd ones.
   CPUMOE_INLINE void split(__m256i v, __m256i& even, __m256i& odd) {
     const auto bits = [](int mask) { return _mm256_set1_epi32(mask); };
-    const __m256i halves = _mm256_or_si256(
-        _mm256_and_si256(v, bits(0xfff)),
-        _mm256_slli_epi32(_mm256_and_si256(v, bits(0xfff000)), 4));
-    const __m256i bytes = _mm256_or_si256(
-        _mm256_and_si256(halves, bits(0x003f003f)),
-        _mm256_slli_epi32(_mm256_and_si256(halves, bits(0x0fc00fc0)), 2));
+    const __m256i halves =
+        _mm256_or_si256(_mm256_and_si256(v, bits(0xfff)),
+                        _mm256_slli_epi32(_mm256_and_si256(v, bits(0xfff000)), 4));
+    const __m256i bytes =
+        _mm256_or_si256(_mm256_and_si256(halves, bits(0x003f003f)),
+                        _mm256_slli_epi32(_mm256_and_si256(halves, bits(0x0fc00fc0)), 2));
     even = _mm256_and_si256(bytes, bits(0x07070707));
     odd = _mm256_and_si256(_mm256_srli_epi32(bytes, 3), bits(0x07070707));
   }

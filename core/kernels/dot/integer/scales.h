@@ -73,7 +73,7 @@ CPUMOE_INLINE Grid make_grid(const WeightView& w, bool halves) {
 }
 template <Math M>
 CPUMOE_INLINE Expand expand_for(const WeightView& w) {
-  const Zeros zeros = M.offset == Math::none       ? Zeros::none
+  const Zeros zeros = M.offset == Math::none     ? Zeros::none
                       : w.format->stored_zeros() ? Zeros::stored
                                                  : Zeros::constant;
   return select_expand(w.scales.code, M.parts == Math::floats, zeros);

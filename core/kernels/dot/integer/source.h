@@ -14,10 +14,10 @@
 namespace cpumoe::avx2 {
 
 template <Math M>
-constexpr int64_t kFactorFloats = 8 * ((M.parts == Math::floats ? 2 : 1) +
-                                       (M.offset == Math::none     ? 0
-                                        : M.offset == Math::group ? 1
-                                                                  : 2));
+constexpr int64_t kFactorFloats =
+    8 * ((M.parts == Math::floats ? 2 : 1) + (M.offset == Math::none    ? 0
+                                              : M.offset == Math::group ? 1
+                                                                        : 2));
 
 // Factors of a plain code's span, as expand() lays them out.
 template <Math M>

@@ -9,9 +9,12 @@ namespace cpumoe::avx2 {
 
 // Spans that eight rows take before the next ones: the tokens' spans stay in L1.
 template <int T>
-constexpr int64_t kStreamSpans = T == 1 ? 64 : T == 2 ? 16 : 8;
+constexpr int64_t kStreamSpans = T == 1   ? 64
+                                 : T == 2 ? 16
+                                          : 8;
 constexpr int64_t kStreamRows = 8;
-constexpr int64_t kStreamFactors = 32;   // spans whose factors are expanded at a time, beside them in L1
+constexpr int64_t kStreamFactors =
+    32;  // spans whose factors are expanded at a time, beside them in L1
 constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
 
 template <class S, bool kHalves, int T>
@@ -26,16 +29,16 @@ CPUMOE_INLINE void stream_span(__m256 acc[1][T], const char* p, const float* pla
   } else {
     S::factors(p, f);
   }
-  add_span<M, 1, T>(acc, [&](int, int v) __attribute__((always_inline)) { return w[v]; },
-                    [&](int) __attribute__((always_inline)) -> const Factors& { return f; }, x,
-                    xs);
+  add_span<M, 1, T>(
+      acc, [&](int, int v) __attribute__((always_inline)) { return w[v]; },
+      [&](int) __attribute__((always_inline)) -> const Factors& { return f; }, x, xs);
 }
 
 // Spans [first, last) of one row; `sums`: T vectors to start from and to leave the sums in.
 template <class S, bool kHalves, int T>
-CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* plain,
-                              int64_t first, int64_t last, int64_t row_bytes, const char* x,
-                              int64_t xs, float* sums) {
+CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* plain, int64_t first,
+                              int64_t last, int64_t row_bytes, const char* x, int64_t xs,
+                              float* sums) {
   constexpr int64_t kFloats = kFactorFloats<S::math(kHalves)>;
   __m256 acc[1][T];
 #pragma GCC unroll 4
@@ -50,8 +53,8 @@ CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* pl
     constexpr int64_t kStep = 64;
 #pragma GCC unroll 8
     for (int64_t b = 0; b < S::kSpanBytes; b += kStep) {
-      _mm_prefetch(reinterpret_cast<const char*>(
-                       reinterpret_cast<uintptr_t>(ahead + b) & ~uintptr_t(kStep - 1)),
+      _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(ahead + b) &
+                                                 ~uintptr_t(kStep - 1)),
                    _MM_HINT_T1);
     }
     stream_span<S, kHalves, T>(acc, row + i * S::kSpanBytes, plain + (i - first) * kFloats,
@@ -91,8 +94,7 @@ void stream_tokens(const DotArgs& a, int64_t m) {
     do {
       const int64_t last = min64(spans, first + kStreamSpans<T>);
       // Rows ahead, in the order of use.
-      const int64_t ahead =
-          max64(1, kStreamAhead / max64(64, (last - first) * S::kSpanBytes));
+      const int64_t ahead = max64(1, kStreamAhead / max64(64, (last - first) * S::kSpanBytes));
       for (int64_t r = 0; r < rows; ++r) {
         const char* p = base + (n + r) * stride;
         const char* next = p;

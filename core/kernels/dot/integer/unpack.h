@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "kernels/dot/integer/math.h"
+#include "kernels/vec/avx2_gguf.h"
 
 namespace cpumoe::avx2 {
 
@@ -22,9 +23,7 @@ CPUMOE_INLINE __m256i load_two(const char* low, const char* high) {
       _mm_loadu_si128(reinterpret_cast<const __m128i*>(high)), 1);
 }
 
-CPUMOE_INLINE __m256i low_nibbles(__m256i v) {
-  return _mm256_and_si256(v, _mm256_set1_epi8(15));
-}
+using codes::low_nibbles;
 CPUMOE_INLINE __m256i high_nibbles(__m256i v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
 
 CPUMOE_INLINE __m256i look_up(const int8_t table[16], __m256i nibbles) {

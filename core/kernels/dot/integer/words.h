@@ -35,8 +35,8 @@ struct BlockFactors {
 };
 
 template <Code C>
-CPUMOE_INLINE void load_factors(const WeightView& w, float counted_from, int64_t n, int64_t features,
-                  int64_t group, float* scales, float* offsets) {
+CPUMOE_INLINE void load_factors(const WeightView& w, float counted_from, int64_t n,
+                                int64_t features, int64_t group, float* scales, float* offsets) {
   const Format& f = *w.format;
   const auto line = [&](const MatrixView& m) {
     return static_cast<const char*>(m.data) + group * line_bytes(m.code, m.stride);
@@ -51,19 +51,18 @@ CPUMOE_INLINE void load_factors(const WeightView& w, float counted_from, int64_t
   const char* z = stored ? line(w.zeros) : nullptr;
   const char* z_end = stored ? end(w.zeros) : nullptr;
   const __m256 global = _mm256_set1_ps(w.global_scale);
-  const __m256 from = _mm256_set1_ps(counted_from -
-                                     (f.zeros == ZeroRule::stored_less_one ? 1.0f : 0.0f) -
-                                     (f.zeros == ZeroRule::middle ? 8.0f : 0.0f));
+  const __m256 from =
+      _mm256_set1_ps(counted_from - (f.zeros == ZeroRule::stored_less_one ? 1.0f : 0.0f) -
+                     (f.zeros == ZeroRule::middle ? 8.0f : 0.0f));
   for (int64_t i = 0; i < features; i += 8) {
     const __m256 scale = _mm256_mul_ps(scales_at<C>(s, s_end, n + i), global);
-    const __m256 zero =
-        stored ? zeros_at(w.zeros.code, z, z_end, n + i) : _mm256_setzero_ps();
+    const __m256 zero = stored ? zeros_at(w.zeros.code, z, z_end, n + i) : _mm256_setzero_ps();
     _mm256_store_ps(scales + i, scale);
     _mm256_store_ps(offsets + i, _mm256_mul_ps(_mm256_sub_ps(from, zero), scale));
   }
 }
-CPUMOE_INLINE void load_factors(const WeightView& w, float counted_from, int64_t n, int64_t features,
-                  int64_t group, float* s, float* o) {
+CPUMOE_INLINE void load_factors(const WeightView& w, float counted_from, int64_t n,
+                                int64_t features, int64_t group, float* s, float* o) {
   switch (w.scales.code) {
     case Code::f16:
       return load_factors<Code::f16>(w, counted_from, n, features, group, s, o);

@@ -1,6 +1,6 @@
 // Many tokens, plain codes.
-#include "kernels/dot/integer/plain.h"
 #include "kernels/dot/integer/block.h"
+#include "kernels/dot/integer/plain.h"
 
 namespace cpumoe::avx2 {
 

@@ -130,8 +130,8 @@ void mid(const StoreMidArgs& a) {
   char* dst = static_cast<char*>(a.dst);
   const bool n_major = a.order == TileOrder::n_major;
   for (int64_t m = a.m0; m < a.m1; ++m) {
-    const float* tile = a.tile + (m - a.m0) * (n_major ? 1 : a.stride) -
-                        a.n0 * (n_major ? a.stride : 1);
+    const float* tile =
+        a.tile + (m - a.m0) * (n_major ? 1 : a.stride) - a.n0 * (n_major ? a.stride : 1);
     char* line = dst + m * Spans::line_bytes(a.k);
     if (n_major) {
       const int64_t s = a.stride;
@@ -142,9 +142,9 @@ void mid(const StoreMidArgs& a) {
       };
       write_line<Order>(line, a.n0, a.n1, a.k, read, [=](int64_t n) { return tile[n * s]; });
     } else {
-      write_line<Order>(line, a.n0, a.n1, a.k,
-                        [=](int64_t n) { return _mm256_loadu_ps(tile + n); },
-                        [=](int64_t n) { return tile[n]; });
+      write_line<Order>(
+          line, a.n0, a.n1, a.k, [=](int64_t n) { return _mm256_loadu_ps(tile + n); },
+          [=](int64_t n) { return tile[n]; });
     }
   }
 }

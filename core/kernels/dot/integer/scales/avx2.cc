@@ -58,7 +58,8 @@ void expand(const Grid& g, int64_t n0, int64_t rows, int64_t first, int64_t last
 
 template <Code C>
 CPUMOE_INLINE Expand choose(bool halves, Zeros zeros) {
-  if (zeros == Zeros::none) return halves ? expand<C, true, Zeros::none> : expand<C, false, Zeros::none>;
+  if (zeros == Zeros::none)
+    return halves ? expand<C, true, Zeros::none> : expand<C, false, Zeros::none>;
   if (zeros == Zeros::constant)
     return halves ? expand<C, true, Zeros::constant> : expand<C, false, Zeros::constant>;
   return halves ? expand<C, true, Zeros::stored> : expand<C, false, Zeros::stored>;

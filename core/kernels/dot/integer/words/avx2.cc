@@ -47,8 +47,8 @@ struct Gptq : S {
     }
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
-      const __m256 scale = _mm256_broadcast_ss(
-          reinterpret_cast<const float*>(a + t * xs + Spans::kScale));
+      const __m256 scale =
+          _mm256_broadcast_ss(reinterpret_cast<const float*>(a + t * xs + Spans::kScale));
       sums[t][0] = _mm256_fmadd_ps(S::total(p[t][0]), scale, sums[t][0]);
       sums[t][1] = _mm256_fmadd_ps(S::total(p[t][1]), scale, sums[t][1]);
     }
@@ -149,8 +149,8 @@ struct Awq {
     }
 #pragma GCC unroll 2
     for (int t = 0; t < T; ++t) {
-      const __m256 scale = _mm256_broadcast_ss(
-          reinterpret_cast<const float*>(a + t * xs + Spans::kScale));
+      const __m256 scale =
+          _mm256_broadcast_ss(reinterpret_cast<const float*>(a + t * xs + Spans::kScale));
       // p[t][2 u + h]: words 2u, 2u + 1 in the lower half and 2u + 4, 2u + 5 in the upper one.
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
