@@ -66,8 +66,8 @@ constexpr int64_t kMostBytes = 256 + 6 * 32;
 
 // Rows [n, n + rows), spans [first, last).
 template <class S, Code C, bool kHalves>
-void unpack_block(const WeightView& w, const Grid& grid, Expand expand, int64_t n, int64_t rows,
-                  int64_t first, int64_t last, char* block) {
+static void unpack_block(const WeightView& w, const Grid& grid, Expand expand, int64_t n,
+                         int64_t rows, int64_t first, int64_t last, char* block) {
   constexpr Math M = block_math<S>(kHalves);
   using U = Unpacked<M>;
   static_assert(U::kBytes <= kMostBytes);
@@ -159,8 +159,8 @@ CPUMOE_INLINE void block_tile(const char* block, int64_t spans, const char* x, i
 }
 
 template <Math M, int T, int kLines>
-void block_tokens(const char* block, int64_t rows, int64_t spans, const char* x, int64_t xs,
-                  float* c, int64_t cs, bool first, Fetch& fetch) {
+static void block_tokens(const char* block, int64_t rows, int64_t spans, const char* x, int64_t xs,
+                         float* c, int64_t cs, bool first, Fetch& fetch) {
   constexpr int64_t kRow = kBlockSpans * Unpacked<M>::kBytes;
   int64_t r = 0;
   for (; r + 2 <= rows; r += 2) {
@@ -171,7 +171,7 @@ void block_tokens(const char* block, int64_t rows, int64_t spans, const char* x,
 }
 
 template <class S, Code C, bool kHalves>
-void block_all(const DotArgs& a) {
+static void block_all(const DotArgs& a) {
   constexpr Math M = block_math<S>(kHalves);
   constexpr int kLines = int((2 * S::kSpanBytes + 63) / 64);  // of two rows' span
   const WeightView& w = *a.w;
@@ -218,7 +218,7 @@ void block_all(const DotArgs& a) {
   }
 }
 template <class S, Code C>
-void block(const DotArgs& a) {
+static void block(const DotArgs& a) {
   if (S::kPlain && a.w->format->scale_cols == 16) return block_all<S, C, S::kPlain>(a);
   block_all<S, C, false>(a);
 }

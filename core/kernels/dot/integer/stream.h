@@ -13,8 +13,7 @@ constexpr int64_t kStreamSpans = T == 1   ? 64
                                  : T == 2 ? 16
                                           : 8;
 constexpr int64_t kStreamRows = 8;
-constexpr int64_t kStreamFactors =
-    32;  // spans whose factors are expanded at a time, beside them in L1
+constexpr int64_t kStreamFactors = 32;   // spans whose factors are expanded at a time
 constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
 
 template <class S, bool kHalves, int T>
@@ -48,15 +47,11 @@ CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* pl
   int64_t i = first;
   for (; i < whole; ++i) {
     const char* ahead = next + i * S::kSpanBytes;
-    // One token: rows follow each other, the hardware fetches along, and the second line of a pair
-    // would keep it from fetching the first. Parts of rows: every line.
-    constexpr int64_t kStep = 64;
+    // Every line: with several tokens parts of rows do not follow each other, and beside one the
+    // activations of long rows leave no slack (`kernels_dot_dot_bench 2 int_stream,mixtral-down,/m1/`
+    // with every second line).
 #pragma GCC unroll 8
-    for (int64_t b = 0; b < S::kSpanBytes; b += kStep) {
-      _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(ahead + b) &
-                                                 ~uintptr_t(kStep - 1)),
-                   _MM_HINT_T1);
-    }
+    for (int64_t b = 0; b < S::kSpanBytes; b += 64) _mm_prefetch(ahead + b, _MM_HINT_T1);
     stream_span<S, kHalves, T>(acc, row + i * S::kSpanBytes, plain + (i - first) * kFloats,
                                x + i * Spans::kBytes, xs);
   }
@@ -71,7 +66,7 @@ CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* pl
 
 // All features of the slice for T tokens from m on.
 template <class S, Code C, bool kHalves, int T>
-void stream_tokens(const DotArgs& a, int64_t m) {
+static void stream_tokens(const DotArgs& a, int64_t m) {
   constexpr Math M = S::math(kHalves);
   const WeightView& w = *a.w;
   const int64_t xs = Spans::line_bytes(w.k), spans = ceil_div(w.k, Spans::kInputs);
@@ -162,7 +157,7 @@ CPUMOE_INLINE void stream_all(const DotArgs& a) {
   }
 }
 template <class S, Code C>
-void stream(const DotArgs& a) {
+static void stream(const DotArgs& a) {
   if (S::kPlain && a.w->format->scale_cols == 16) return stream_all<S, C, S::kPlain>(a);
   stream_all<S, C, false>(a);
 }

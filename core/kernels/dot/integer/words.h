@@ -140,9 +140,9 @@ CPUMOE_INLINE void words_tile(const char* w, int64_t stride, const char* x, int6
 
 // All features of the slice for T tokens.
 template <class S, int T>
-void words_tokens(const char* w, int64_t stride, int64_t features, const char* x, int64_t xs,
-                  int64_t k, int64_t depth, const BlockFactors& f, float* c, int64_t cs,
-                  Ahead& ahead) {
+static void words_tokens(const char* w, int64_t stride, int64_t features, const char* x, int64_t xs,
+                         int64_t k, int64_t depth, const BlockFactors& f, float* c, int64_t cs,
+                         Ahead& ahead) {
   constexpr int64_t kTile = S::kVectors * 8, kBytes = kTile / 8 * code_block(S::kCode).bytes *
                                                       (8 / code_block(S::kCode).elements);
   for (int64_t i = 0; i < features; i += kTile) {
@@ -162,7 +162,7 @@ void words_tokens(const char* w, int64_t stride, int64_t features, const char* x
 }
 
 template <class S>
-void words(const DotArgs& a) {
+static void words(const DotArgs& a) {
   const WeightView& w = *a.w;
   const int64_t stride = line_bytes(S::kCode, w.stride), xs = Spans::line_bytes(w.k);
   const int64_t size = w.format->scale_cols;
