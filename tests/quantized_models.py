@@ -27,8 +27,6 @@ from transformers.utils.quantization_config import FineGrainedFP8Config
 
 from tiny_models import COMMON, Tiny
 
-# The package compiles its rounding to FP4, which takes longer than all of these models.
-torch._dynamo.config.disable = True
 Tensors = dict[str, torch.Tensor]
 # Whole blocks of 128 in some matrices, parts of one in others; groups of 32 and 128 everywhere.
 SIZES = COMMON | {
@@ -369,6 +367,7 @@ def is_linear(name: str, tensor: torch.Tensor) -> bool:
 
 
 @functools.cache
+@torch._dynamo.config.patch(disable=True)  # the package compiles its rounding to FP4: too slow here
 def quantised(method: str, family: str = "qwen2_moe") -> Quantised:
     """The family's checkpoint in one of METHODS."""
     how = METHODS[method]

@@ -168,6 +168,30 @@ FAMILIES = (
 )
 
 
+# Matrices with whole blocks of 256 inputs, as GGUF's larger types want; not among VARIANTS.
+_WIDE = {"hidden_size": 256, "vocab_size": 40, "num_attention_heads": 8, "num_hidden_layers": 2}
+WIDE_VARIANTS: dict[str, tuple[str, dict]] = {
+    "llama-wide": ("llama", _WIDE | {"intermediate_size": 256}),
+    "qwen3_moe-wide": (
+        "qwen3_moe",
+        _WIDE
+        | {"num_experts": 4, "moe_intermediate_size": 256, "norm_topk_prob": True, "head_dim": 32},
+    ),
+    "deepseek_v2-wide": (  # early files hold kv_b whole
+        "deepseek_v2",
+        _WIDE
+        | {
+            "num_key_value_heads": 8,
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 32,
+        }
+        | {"kv_lora_rank": 64, "q_lora_rank": None, "intermediate_size": 64, "n_routed_experts": 8}
+        | {"moe_intermediate_size": 32, "first_k_dense_replace": 1},
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Tiny:
     """A saved checkpoint and the Transformers model that reads it back."""
@@ -189,7 +213,7 @@ def _root() -> tempfile.TemporaryDirectory:
 @functools.cache
 def tiny(variant: str, *, published: bool = True, dtype: str = "float32", shards: int = 1) -> Tiny:
     """The variant with random weights. published: one tensor per expert, else fused 3-D tensors."""
-    model_type, config = VARIANTS[variant]
+    model_type, config = (VARIANTS | WIDE_VARIANTS)[variant]
     torch.manual_seed(17)
     made = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model(model_type, **(COMMON | config))

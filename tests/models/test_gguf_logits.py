@@ -141,19 +141,6 @@ def stored(value: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     return scaled(blocks, kind, unit(kind)).reshape(*value.shape[:-1], -1)
 
 
-WIDE = {"hidden_size": 256, "vocab_size": 40, "num_attention_heads": 8, "num_hidden_layers": 2}
-VARIANTS["llama-wide"] = ("llama", WIDE | {"intermediate_size": 256})
-VARIANTS["qwen3_moe-wide"] = (
-    "qwen3_moe",
-    WIDE | {"num_experts": 4, "moe_intermediate_size": 256, "norm_topk_prob": True, "head_dim": 32},
-)
-VARIANTS["deepseek_v2-wide"] = (  # early files hold kv_b whole
-    "deepseek_v2",
-    WIDE
-    | {"num_key_value_heads": 8, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
-    | {"kv_lora_rank": 64, "q_lora_rank": None, "intermediate_size": 64, "n_routed_experts": 8}
-    | {"moe_intermediate_size": 32, "first_k_dense_replace": 1},
-)
 BLOCKS = [KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.MXFP4, *SCALES]
 
 

@@ -128,10 +128,8 @@ struct Awq {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) p[t][i] = _mm256_set1_epi16(short(8 * minus));
     }
-    for (int64_t e = first; e < first + count; e += 2, w += 2 * stride) {
+    const auto add_pair = [&](int64_t e, __m256i one, __m256i two) __attribute__((always_inline)) {
       Ahead::step(ahead);
-      const __m256i one = load_codes(w);
-      const __m256i two = e + 1 < first + count ? load_codes(w + stride) : _mm256_setzero_si256();
       const __m256i low[2] = {low_nibbles(one), low_nibbles(two)},
                     high[2] = {high_nibbles(one), high_nibbles(two)};
       const __m256i pairs[4] = {
@@ -139,13 +137,20 @@ struct Awq {
           _mm256_unpackhi_epi8(low[0], low[1]), _mm256_unpackhi_epi8(high[0], high[1])};
 #pragma GCC unroll 2
       for (int t = 0; t < T; ++t) {
-        int16_t pair;
-        memcpy(&pair, a + t * xs + e / 4 * 32 + e % 4, 2);
-        const __m256i x = _mm256_set1_epi16(pair);
+        const __m256i x = _mm256_broadcastw_epi16(_mm_loadu_si16(a + t * xs + e / 4 * 32 + e % 4));
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i)
           p[t][i] = _mm256_add_epi16(p[t][i], _mm256_maddubs_epi16(pairs[i], x));
       }
+    };
+    int64_t e = first;
+    for (; e + 4 <= first + count; e += 4, w += 4 * stride) {
+      add_pair(e, load_codes(w), load_codes(w + stride));
+      add_pair(e + 2, load_codes(w + 2 * stride), load_codes(w + 3 * stride));
+    }
+    for (; e < first + count; e += 2, w += 2 * stride) {
+      const bool both = e + 1 < first + count;
+      add_pair(e, load_codes(w), both ? load_codes(w + stride) : _mm256_setzero_si256());
     }
 #pragma GCC unroll 2
     for (int t = 0; t < T; ++t) {
