@@ -31,6 +31,7 @@ constexpr int64_t kMaxExtent = int64_t(1) << 31;
 
 bool contiguous(const Array& a) {
   int64_t dense = 1;
+  if (a.empty()) return true;
   for (size_t i = a.ndim(); i-- > 0;) {
     if (a.shape[i] != 1 && a.strides[i] != dense) return false;
     dense *= a.shape[i];
@@ -74,20 +75,26 @@ Code scale_code(const Array& a) {
   return Code::e8m0;
 }
 
-// Zero points are a byte each, or packed like the codes of the weight.
+// Zero points are packed like the codes of the weight, or a byte each. Where both would have this
+// size (one group to a line) the packed reading holds: of a byte that is one zero point it is that.
 Code zero_code(const Array& a, const Format& f, int64_t count, int64_t rows, int64_t cols) {
-  if (bytes_of(a) == count * rows * cols) return Code::u8;
-  switch (f.code) {
-    case Code::u4:
-    case Code::u4_gptq:
-      return Code::u4;
-    case Code::u4_awq:
-      return Code::u4_awq;
-    case Code::u2:
-      return Code::u2;
-    default:
-      return Code::u8;
-  }
+  Code packed = Code::u8;
+  if (f.code == Code::u4 || f.code == Code::u4_gptq) packed = Code::u4;
+  if (f.code == Code::u4_awq) packed = Code::u4_awq;
+  if (f.code == Code::u2) packed = Code::u2;
+  const bool fits = bytes_of(a) == count * rows * cpumoe::line_bytes(packed, cols);
+  return fits || bytes_of(a) != count * rows * cols ? packed : Code::u8;
+}
+
+// An array with a shape must have that of the grid; one dimension may hold its elements in order.
+// cols < 0: any (packed).
+void require_grid(const Array& a, int64_t rows, int64_t cols, const char* name) {
+  const size_t n = a.ndim();
+  if (n < 2) return;
+  require(a.shape[n - 2] == rows && (cols < 0 || a.shape[n - 1] == cols), kWhere, name,
+          " must be [..., ", rows, ", ", cols < 0 ? "packed" : std::to_string(cols),
+          "], groups of features by groups of inputs in rows layout, transposed in columns; got ",
+          a.describe(), ". Check the layout");
 }
 
 std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vector<int64_t>& shape,
@@ -101,6 +108,8 @@ std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vect
           "\". cpumoe._core.formats() lists them");
   const Format& f = *w.format;
   w.layout = take_layout(layout_name, kWhere);
+  const std::string misplaced = cpumoe::layout_fault(f, w.layout);
+  require(misplaced.empty(), kWhere, "a weight ", misplaced, ". Pass layout=");
   require(shape.size() == 2 || shape.size() == 3, kWhere,
           "shape must be [N, K] or [E, N, K]; got ", shape.size(), " extents");
   for (int64_t s : shape) {
@@ -137,10 +146,15 @@ std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vect
     const int64_t along = cpumoe::ceil_div(w.n, f.scale_rows), across = cpumoe::ceil_div(w.k, f.scale_cols);
     const int64_t r = rows ? along : across, c = rows ? across : along;
     const Array s = take_contiguous(scales, "scales");
+    require_grid(s, r, c, "scales");
     scale = split(s, scale_code(s), count, r, c, "scales");
     out->owners.push_back(s);
     if (f.stored_zeros()) {
       const Array z = take_contiguous(zeros, "zeros");
+      require(z.dtype.find("int") != std::string::npos, kWhere,
+              "zeros must be integers, a byte each or packed; got ", z.describe(),
+              ". Pass the zero points as stored");
+      require_grid(z, r, -1, "zeros");
       zero = split(z, zero_code(z, f, count, r, c), count, r, c, "zeros");
       out->owners.push_back(z);
     }
@@ -154,7 +168,7 @@ std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vect
     out->views.push_back(v);
   }
   const std::string fault = cpumoe::weight_fault(out->views[0]);
-  require(fault.empty(), kWhere, "it ", fault, ". Check the format's page");
+  require(fault.empty(), kWhere, "a weight ", fault, ". Pass other sizes");
   return out;
 }
 
@@ -212,10 +226,10 @@ const PyWeight* find_weight(nb::handle source) {
 WeightView take_features(const WeightView& w, int64_t n0, int64_t n, const char* where,
                          const std::string& name) {
   const int64_t step = cpumoe::feature_step(w);
-  require(n0 >= 0 && n >= 1 && n0 <= w.n - n && n0 % step == 0, where, name, " [", n0, ", ",
-          n0 + n, ") must lie within ", w.n, " and begin at a multiple of ", step,
-          ", where a block or a scale of format ", w.format->name,
-          " does; got another range. Pass gate and up as separate weights");
+  require(n0 >= 0 && n >= 1 && n <= w.n && n0 <= w.n - n && n0 % step == 0, where, name,
+          " must lie within ", w.n, " and begin at a multiple of ", step,
+          ", where a block or a scale of format ", w.format->name, " does; got ", n, " from ", n0,
+          " on. Use whole weights there, gate and up apart");
   return cpumoe::features_of(w, n0, n);
 }
 

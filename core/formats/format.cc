@@ -215,6 +215,15 @@ int64_t weight_bytes(const WeightView& w) {
   return bytes;
 }
 
+std::string layout_fault(const Format& f, Layout layout) {
+  const bool rows = layout == Layout::rows;
+  if ((f.code == Code::u4_gptq || f.code == Code::u8_gptq || f.code == Code::u4_awq) && rows)
+    return concat("in format ", f.name, " must be in columns layout; got rows");
+  if (!rows && (is_gguf(f.code) || f.code == Code::u3))
+    return concat("in format ", f.name, " must be in rows layout; got columns");
+  return "";
+}
+
 std::string weight_fault(const WeightView& w) {
   if (w.format == nullptr) return "must have a format; got none";
   if (w.data == nullptr) return "must have data; got a null pointer";
@@ -222,10 +231,8 @@ std::string weight_fault(const WeightView& w) {
   const CodeBlock b = code_block(f.code);
   const bool rows = w.layout == Layout::rows;
   const int64_t length = rows ? w.k : w.n, lines = rows ? w.n : w.k;
-  if ((f.code == Code::u4_gptq || f.code == Code::u8_gptq || f.code == Code::u4_awq) && rows)
-    return concat("in format ", f.name, " must be in columns layout; got rows");
-  if (!rows && (is_gguf(f.code) || f.code == Code::u3))
-    return concat("in format ", f.name, " must be in rows layout; got columns");
+  const std::string misplaced = layout_fault(f, w.layout);
+  if (!misplaced.empty()) return misplaced;
   if (w.stride < length || w.stride % b.elements != 0) {
     return concat("in ", rows ? "rows" : "columns", " layout must have a stride of at least ",
                   length, " elements in whole blocks of ", b.elements, "; got ", w.stride);

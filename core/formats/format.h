@@ -87,6 +87,8 @@ int64_t feature_step(const WeightView& w);
 // Bytes of the codes, scales and zero points.
 int64_t weight_bytes(const WeightView& w);
 
+// Empty, or what must hold for the format to lie in this layout ("in format q4_k must be ...").
+std::string layout_fault(const Format& f, Layout layout);
 // Empty, or what must hold for w to be read ("scales must be [4, 2] ...; got ..."): format and data
 // present, the stride holds a line of whole blocks, scales and zeros of the grid's shape and a code
 // that is listed above.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -53,15 +54,14 @@ class Weight:
         global_scale: float | Sequence[float] = 1.0,
     ) -> None:
         """See the class."""
-        factors = [global_scale] if isinstance(global_scale, int | float) else list(global_scale)
         self._native = _core.Weight(
-            format=format,
-            shape=[int(n) for n in shape],
+            format=_text(format, "format"),
+            shape=_integers(shape, "shape"),
             data=_bytes(data),
             scales=None if scales is None else native(plain(scales)),
             zeros=None if zeros is None else _bytes(zeros),
-            layout=layout,
-            global_scale=[float(f) for f in factors],
+            layout=_text(layout, "layout"),
+            global_scale=_factors(global_scale),
         )
 
     @property
@@ -90,7 +90,7 @@ class Weight:
         Raises Error when they do not begin where a block or a scale does.
         """
         part: Weight = object.__new__(Weight)
-        part._native = self._native.features(first, count)
+        part._native = self._native.features(*_integers((first, count), "features"))
         return part
 
     def decode(self) -> NDArray[np.float32]:
@@ -102,7 +102,45 @@ class Weight:
         return f"Weight({list(self.shape)}, {self.format}, {self.layout})"
 
 
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise _core.Error(
+            f"Weight: {name} must be a string; got {type(value).__name__}. Pass its name"
+        )
+    return value
+
+
+def _integers(values: Any, name: str) -> list[int]:
+    try:
+        numbers = [operator.index(n) for n in values]
+    except TypeError:
+        numbers = [-1]
+    if not all(0 <= n < 2**62 for n in numbers):
+        raise _core.Error(
+            f"Weight: {name} must be sizes below 2^62; got {values!r:.100}. Pass integers"
+        )
+    return numbers
+
+
+def _factors(value: Any) -> list[float]:
+    """One number, or one per expert, of any library."""
+    try:
+        factors: list[float] = np.asarray(value, np.float64).ravel().tolist()
+    except (TypeError, ValueError):
+        factors = []
+    if not factors or not all(abs(f) <= np.finfo(np.float32).max for f in factors):
+        raise _core.Error(
+            f"Weight: global_scale must be finite numbers of fp32; got {value!r:.100}. "
+            "Pass one, or one per expert"
+        )
+    return factors
+
+
 def _bytes(array: Any) -> Any:
     """Return codes or zero points as the native module takes them: dtypes do not matter."""
+    if array is None or isinstance(array, tuple):
+        raise _core.Error(
+            f"Weight: data and zeros must be arrays; got {type(array).__name__}. Pass the bytes"
+        )
     given = native(plain(array))
     return given[0] if isinstance(given, tuple) else given

@@ -65,7 +65,7 @@ def test_absent_directory():
 
 
 def test_a_file_is_no_directory(tmp_path):
-    with pytest.raises(Error, match="not a file"):
+    with pytest.raises(Error, match="got another file"):
         cpumoe.load(write(tmp_path / "x.safetensors", b""))
 
 

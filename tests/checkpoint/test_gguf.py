@@ -295,7 +295,7 @@ def test_checkpoints_of_files(tmp_path):
     assert opened.metadata == {"a": 1}
     assert opened.where == f"{tmp_path}/model: metadata"
     (tmp_path / "text").write_text("GGU")
-    with pytest.raises(Error, match="must be a checkpoint directory or GGUF"):
+    with pytest.raises(Error, match="must be a checkpoint directory or a GGUF"):
         open_checkpoint(tmp_path / "text")
     folder = tmp_path / "folder"
     folder.mkdir()

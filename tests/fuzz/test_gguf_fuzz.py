@@ -55,6 +55,8 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     """A few damages to bytes and to the numbers among them."""
     out = bytearray(data)
     for _ in range(rng.randint(1, 3)):
+        if not out:
+            break
         at, kind = rng.randrange(len(out)), rng.randrange(5)
         if kind == 0:
             out[at] = rng.randrange(256)

@@ -142,19 +142,36 @@ GOOD = {"data": BYTES, "format": "int4_row", "shape": (4, 32), "scales": SCALES}
         ({"data": BYTES[:, ::2]}, "data must be contiguous"),
         ({"data": "text"}, "data must be an array"),
         ({"scales": None}, "scales must be given"),
-        ({"scales": np.ones((4, 2), np.float32)}, "scales must hold"),
+        ({"scales": np.ones((4, 2), np.float32)}, r"scales must be \[..., 4, 1\]"),
+        ({"scales": np.ones(8, np.float32)}, "scales must hold"),
         ({"scales": np.ones((4, 1), np.int32)}, "scales must be fp32"),
         ({"zeros": np.zeros((4, 1), np.uint8)}, "zeros must not be given"),
         ({"format": "u4_zp_row"}, "zeros must be given"),
         ({"layout": "rowwise"}, 'layout must be "rows" or "columns"'),
         ({"format": "q4_0", "scales": None}, "data must hold"),
-        ({"format": "gptq4_row", "zeros": SCALES, "shape": (8, 16)}, "layout"),
         ({"global_scale": [1.0, 2.0]}, "global_scale must be one number"),
+        ({"global_scale": float("nan")}, "global_scale must be finite"),
+        ({"global_scale": None}, "global_scale must be finite"),
+        ({"shape": (4.5, 32)}, "shape must be sizes"),
+        ({"format": None}, "format must be a string"),
+        ({"data": None}, "data and zeros must be arrays"),
+        ({"scales": np.ones((1, 4), np.float32)}, "scales must be .* groups of features"),
+        ({"format": "u4_zp_row", "zeros": np.ones(1, np.float32)}, "zeros must be integers"),
+        ({"format": "gptq4_row"}, "must be in columns layout"),
     ],
 )
 def test_refusals(changes: dict[str, object], message: str) -> None:
     with pytest.raises(Error, match=message):
         cpumoe.Weight(**{**GOOD, **changes})  # type: ignore[arg-type]
+
+
+def test_packed_zero_points_of_one_group_a_line() -> None:
+    """One nibble to a byte: the rest of the byte is padding."""
+    zeros = np.full((4, 1), 0xF8, np.uint8)
+    w = cpumoe.Weight(BYTES, format="u4_zp_row", shape=(4, 32), scales=SCALES, zeros=zeros)
+    assert (w.decode() == -8).all()
+    one = cpumoe.Weight(BYTES, format="u4_zp_row", shape=(4, 32), scales=SCALES, zeros=zeros & 15)
+    assert (one.decode() == -8).all()
 
 
 def test_refused_in_operators() -> None:

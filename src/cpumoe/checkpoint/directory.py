@@ -181,18 +181,25 @@ def open_checkpoint(
         raise Error(f"{path!s:.200}: cannot be read ({e})") from None
     if not exists:
         raise Error(
-            f"{path}: no such directory. Give the path of a downloaded checkpoint: the folder that "
-            "holds config.json and the safetensors files, or a GGUF file"
+            f"{path}: no such directory or file. Give the path of a downloaded checkpoint: the "
+            "folder that holds config.json and the safetensors files, or a GGUF file"
         )
     if not is_dir:
         if not is_gguf(path):
             raise Error(
-                f"{path}: must be a checkpoint directory or GGUF, not a file of another kind"
+                f"{path}: must be a checkpoint directory or a GGUF file; got another file. "
+                "Give the folder that holds it"
             )
         gguf = open_gguf(path, opened, memory, report)
         return Checkpoint(path, {}, gguf.files, gguf.tensors, metadata=gguf.metadata)
     if not (path / "config.json").exists():
-        raise Error(f"{path}: config.json is missing. Is this a checkpoint directory?")
+        found = sorted(p.name for p in path.glob("*.gguf"))
+        advice = "Is this a checkpoint directory?"
+        if found:
+            advice = f"Give the GGUF file itself: {path / found[0]}"
+        elif any(path.glob("*.part")):
+            advice = "It holds an unfinished `cpumoe quantize`: run that command again"
+        raise Error(f"{path}: config.json is missing. {advice}")
     config = read_json_object(path / "config.json")
     names, weight_map = _shards(path)
     missing = [n for n in names if not (path / n).exists()]

@@ -56,7 +56,7 @@ def _open_file(path: Path, memory: Memory = "mapped", report: Report | None = No
             if size < 24:
                 raise Error(
                     f"{path}: a GGUF file begins with 24 bytes of header; got {size} bytes. "
-                    "The file is truncated: download it again"
+                    "The file is truncated, or no GGUF file: download it again"
                 )
             mapping = map_file(file, size, memory, report)
     except OSError as e:

@@ -32,7 +32,13 @@ def map_file(
     if memory != "huge":
         raise Error(f'load: memory must be "mapped" or "huge"; got {memory!r:.100}')
     copy = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    copy.madvise(mmap.MADV_HUGEPAGE)  # refused (OSError) only by kernels without them
+    try:
+        copy.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        raise Error(
+            'load: memory="huge" must have a kernel with transparent huge pages; this one refuses '
+            'them. Use memory="mapped"'
+        ) from None
     file.seek(0)
     view = memoryview(copy)
     try:

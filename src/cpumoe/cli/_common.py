@@ -42,7 +42,10 @@ Activations = Annotated[
 Kv = Annotated[str, typer.Option(help="KV cache elements: fp16, bf16 or fp32.")]
 ShowStats = Annotated[bool, typer.Option("--stats/--no-stats", help="Figures on standard error.")]
 HugePages = Annotated[
-    bool, typer.Option("--huge-pages", help="Copy the weights into memory with huge pages first.")
+    bool,
+    typer.Option(
+        "--huge-pages", help="Copy the weights into huge pages: faster, needs the memory."
+    ),
 ]
 Warm = Annotated[
     bool, typer.Option("--warm/--no-warm", help="Read the weights into memory first, if they fit.")

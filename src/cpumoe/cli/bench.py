@@ -172,7 +172,9 @@ def layer(
 
 @app.command()
 def e2e(
-    model: Annotated[Path, typer.Argument(help="A checkpoint directory.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A checkpoint directory or GGUF file.")
+    ],
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 128,
     new: Annotated[int, typer.Option(min=1, help="Tokens to decode, one call each.")] = 32,
     threads: Annotated[
@@ -183,7 +185,10 @@ def e2e(
         str, typer.Option(help="Inputs of quantised products are rounded to: auto, fp32 or int8.")
     ] = "auto",
     huge_pages: Annotated[
-        bool, typer.Option("--huge-pages", help="Copy the weights into memory with huge pages.")
+        bool,
+        typer.Option(
+            "--huge-pages", help="Copy the weights into huge pages: faster, needs the memory."
+        ),
     ] = False,
     json: Json = "",
     tries: Tries = 3,

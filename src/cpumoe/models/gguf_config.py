@@ -73,7 +73,8 @@ class Source:
     def refuse_others(self) -> None:
         """Refuse fields of other architectures that would be ignored here."""
         for key, neutral in _NEUTRAL.items():
-            if self.has(key) and self.metadata.values[f"{self.arch}.{key}"] != neutral:
+            value = self.metadata.values.get(f"{self.arch}.{key}") if self.has(key) else neutral
+            if not isinstance(value, str | int | float) or value != neutral:
                 raise self.fail(key, f"{neutral} in this architecture")
 
     @property
