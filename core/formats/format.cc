@@ -217,7 +217,7 @@ int64_t weight_bytes(const WeightView& w) {
 
 std::string layout_fault(const Format& f, Layout layout) {
   const bool rows = layout == Layout::rows;
-  if ((f.code == Code::u4_gptq || f.code == Code::u8_gptq || f.code == Code::u4_awq) && rows)
+  if (columns_only(f.code) && rows)
     return concat("in format ", f.name, " must be in columns layout; got rows");
   if (!rows && (is_gguf(f.code) || f.code == Code::u3))
     return concat("in format ", f.name, " must be in rows layout; got columns");

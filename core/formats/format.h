@@ -71,12 +71,14 @@ CPUMOE_INLINE const char* feature_at(const WeightView& w, int64_t n) {
   if (w.layout == Layout::rows) return line_at(w, n);
   return static_cast<const char*>(w.data) + line_bytes(w.format->code, n);
 }
+// Words of GPTQ and AWQ, which were published in the columns layout only.
+CPUMOE_INLINE bool columns_only(Code c) { return c >= Code::u4_gptq && c <= Code::u4_awq; }
 // The class of activations for weights of this format and layout: the one asked for, by default the
 // format's own; fp32 where there are no integer products: for floats, and for codes that were never
 // published in columns.
 inline ActClass class_for(const Format& f, Layout layout, std::optional<ActClass> asked) {
   const bool integers = layout == Layout::rows ? !is_float(f.code) && f.code != Code::e4m3
-                                               : f.code >= Code::u4_gptq && f.code <= Code::u4_awq;
+                                               : columns_only(f.code);
   return integers ? asked.value_or(f.act_class) : ActClass::fp32;
 }
 // Features [n0, n0 + n) of w. n0 must be a multiple of feature_step(w).

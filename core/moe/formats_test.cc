@@ -26,10 +26,6 @@ std::vector<const Format*> formats_under_test() {
   return out;
 }
 
-bool columns_only(Code c) {
-  return c == Code::u4_gptq || c == Code::u8_gptq || c == Code::u4_awq;
-}
-
 LayerShape shape_of(const Format& f, Fusion fusion) {
   LayerShape s;
   s.experts = 3;
