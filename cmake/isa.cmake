@@ -1,6 +1,7 @@
 # One row per instruction set: cpumoe_isa(<name> <processor regex, or ANY> [<compiler flag>...]).
-# The order and the names are those of core/machine/isa.inc. A row whose processor does not match or
-# whose flags the compiler refuses is left out of the build, with every file called <name>.cc.
+# The order and the names are those of core/machine/isa.inc. Files of a row are called <name>.cc and
+# see the name as CPUMOE_NS, the namespace of headers that several rows include. A row whose
+# processor does not match or whose flags the compiler refuses is left out of the build.
 include(CheckCXXCompilerFlag)
 
 set(CPUMOE_ISAS "")
@@ -26,3 +27,7 @@ endfunction()
 
 cpumoe_isa(scalar ANY)
 cpumoe_isa(avx2 "^(x86_64|AMD64|amd64)$" -mavx2 -mfma -mf16c)
+cpumoe_isa(avx512 "^(x86_64|AMD64|amd64)$" -mavx2 -mfma -mf16c
+  -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mavx512vnni)
+cpumoe_isa(avx512_bf16 "^(x86_64|AMD64|amd64)$" -mavx2 -mfma -mf16c
+  -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mavx512vnni -mavx512bf16)

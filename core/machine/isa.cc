@@ -38,8 +38,17 @@ bool runs_avx2() {
   const bool ymm = (saved_state() & 6) == 6;  // XMM and the upper half of YMM
   return ymm && all(cpuid(1, 0).c, bit_AVX | bit_FMA | bit_F16C) && all(cpuid(7, 0).b, bit_AVX2);
 }
+bool runs_avx512() {
+  const bool zmm = (saved_state() & 0xe6) == 0xe6;  // and masks, upper ZMM, ZMM16 to ZMM31
+  constexpr unsigned kBase =
+      bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL | bit_AVX512CD;
+  return runs_avx2() && zmm && all(cpuid(7, 0).b, kBase) && all(cpuid(7, 0).c, bit_AVX512VNNI);
+}
+bool runs_avx512_bf16() { return runs_avx512() && all(cpuid(7, 1).a, bit_AVX512BF16); }
 #else
 bool runs_avx2() { return false; }
+bool runs_avx512() { return false; }
+bool runs_avx512_bf16() { return false; }
 #endif
 
 bool runs_scalar() { return true; }
@@ -48,6 +57,12 @@ bool runs_scalar() { return true; }
 constexpr uint32_t kCompiled = 1u
 #ifdef CPUMOE_HAVE_avx2
                                | 1u << unsigned(Isa::avx2)
+#endif
+#ifdef CPUMOE_HAVE_avx512
+                               | 1u << unsigned(Isa::avx512)
+#endif
+#ifdef CPUMOE_HAVE_avx512_bf16
+                               | 1u << unsigned(Isa::avx512_bf16)
 #endif
     ;
 

@@ -1,11 +1,11 @@
 // Eight fp32 lanes of AVX2 + FMA, as vec/math.h and the templates of the rooms expect them (the
-// meaning of each function is in vec/scalar.h). Included by avx2.cc files only.
+// meaning of each function is in vec/scalar.h). Included by ISA files only.
 #pragma once
 #include <immintrin.h>
 
 #include "base/types.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 // Lanes 0..n-1 set; n in 0..8.
 CPUMOE_INLINE __m256i lane_mask(int64_t n) {
@@ -59,4 +59,4 @@ struct Vec {
   }
 };
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

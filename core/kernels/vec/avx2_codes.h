@@ -1,13 +1,13 @@
 // Plain quantised codes to fp32, eight at a time, and their scales and zero points. What
 // decode_line (formats/format.h) computes, bit for bit, but for the sign of a zero and the payload
 // of a NaN.
-// Included by avx2.cc files only.
+// Included by ISA files only.
 #pragma once
 #include <immintrin.h>
 
 #include "formats/format.h"
 
-namespace cpumoe::avx2::codes {
+namespace cpumoe::CPUMOE_NS::codes {
 
 // Every code offers
 //   kBytes8             bytes of 8 elements
@@ -199,4 +199,4 @@ CPUMOE_INLINE void load_zeros(const WeightView& w, int64_t row, int64_t c0, int6
   }
 }
 
-}  // namespace cpumoe::avx2::codes
+}  // namespace cpumoe::CPUMOE_NS::codes

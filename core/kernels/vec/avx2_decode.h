@@ -1,10 +1,10 @@
-// Element codes to fp32, 8 or 16 at a time, from any alignment. Included by avx2.cc files only.
+// Element codes to fp32, 8 or 16 at a time, from any alignment. Included by ISA files only.
 #pragma once
 #include <immintrin.h>
 
 #include "base/types.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 // Every code offers
 //   load8(p)       8 elements in order
@@ -99,4 +99,4 @@ CPUMOE_INLINE void transpose8(__m256 v[8]) {
   }
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

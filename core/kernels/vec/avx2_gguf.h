@@ -7,7 +7,7 @@
 #include "formats/gguf.h"
 #include "kernels/vec/avx2_codes.h"
 
-namespace cpumoe::avx2::codes {
+namespace cpumoe::CPUMOE_NS::codes {
 
 // 32 signed codes q; elements 0..15 are q * scale[0] - minimum[0], the others of [1].
 struct Codes32 {
@@ -170,4 +170,4 @@ CPUMOE_INLINE void decode_gguf(const char* p, int64_t depth, float* out) {
   }
 }
 
-}  // namespace cpumoe::avx2::codes
+}  // namespace cpumoe::CPUMOE_NS::codes

@@ -1,5 +1,5 @@
 // Elements as eight fp32 lanes and back (round to nearest even, as base/types.h), by Code.
-// Included by avx2.cc files only.
+// Included by ISA files only.
 #pragma once
 #include <immintrin.h>
 
@@ -7,7 +7,7 @@
 #include "kernels/vec/avx2.h"
 #include "kernels/vec/avx2_decode.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 // Elements i..i + 7 of p.
 template <Code C>
@@ -48,4 +48,4 @@ CPUMOE_INLINE void store_lanes(void* p, int64_t i, __m256 v, int64_t n) {
   }
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

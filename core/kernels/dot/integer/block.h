@@ -1,10 +1,10 @@
 // Many tokens: a block of rows is unpacked once to bytes and fp32 factors, which stay in L2, and
-// multiplied with all tokens, two rows by four tokens in registers. Included by avx2.cc files only.
+// multiplied with all tokens, two rows by four tokens in registers. Included by ISA files only.
 #pragma once
 #include "kernels/dot/dot.h"
 #include "kernels/dot/integer/source.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 constexpr int64_t kBlockRows = 32;  // features
 constexpr int64_t kBlockSpans = 8;  // 2048 inputs: the spans of four tokens take 14 KiB of L1
@@ -223,4 +223,4 @@ static void block(const DotArgs& a) {
   block_all<S, C, false>(a);
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

@@ -1,8 +1,8 @@
-// GGUF blocks of 256, a span each. Byte positions: formats/gguf.cc. Included by avx2.cc files only.
+// GGUF blocks of 256, a span each. Byte positions: formats/gguf.cc. Included by ISA files only.
 #pragma once
 #include "kernels/dot/integer/gguf32.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 CPUMOE_INLINE uint32_t word(const char* p) { return codes::load_bits<uint32_t>(p); }
 CPUMOE_INLINE __m256 half_everywhere(const char* p) { return _mm256_set1_ps(codes::half_at(p)); }
@@ -207,4 +207,4 @@ struct Iq4Xs {
   }
 };
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

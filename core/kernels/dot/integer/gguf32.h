@@ -1,9 +1,9 @@
-// GGUF blocks of 32: a span is eight of them. Byte positions: formats/gguf.cc. Included by avx2.cc
+// GGUF blocks of 32: a span is eight of them. Byte positions: formats/gguf.cc. Included by ISA
 // files only.
 #pragma once
 #include "kernels/dot/integer/unpack.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 // fp16 at p + j * step for block j, in the lanes of Quads.
 CPUMOE_INLINE __m256 halves_of_blocks(const char* p, int64_t step) {
@@ -150,4 +150,4 @@ struct GgufMxfp4 {
   }
 };
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

@@ -1,4 +1,4 @@
-// Eight neighbours of a line of scales or of zero points as fp32. Included by avx2.cc files only.
+// Eight neighbours of a line of scales or of zero points as fp32. Included by ISA files only.
 #pragma once
 #include <immintrin.h>
 
@@ -6,7 +6,7 @@
 #include "kernels/vec/avx2_codes.h"
 #include "kernels/vec/avx2_decode.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 template <Code C>
 CPUMOE_INLINE __m256 scales8(const char* p) {
@@ -70,4 +70,4 @@ CPUMOE_INLINE __m256 zeros_at(Code c, const char* line, const char* end, int64_t
   return _mm256_cvtepi32_ps(v);
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

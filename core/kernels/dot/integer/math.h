@@ -1,13 +1,13 @@
 // Class int8, the arithmetic of a span: 256 inputs whose 8 groups of 32 lie in 8 lanes (Spans in
 // layouts.h). Codes times codes are exact integers; a lane meets fp32 once a span. Included by
-// avx2.cc files only.
+// ISA files only.
 #pragma once
 #include <immintrin.h>
 
 #include "base/types.h"
 #include "kernels/dot/layouts.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 // How a code enters a product.
 struct Math {
@@ -182,4 +182,4 @@ CPUMOE_INLINE __m256 sum_lanes(const __m256 v[8]) {
   return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

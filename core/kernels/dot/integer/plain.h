@@ -1,10 +1,10 @@
 // Plain codes: 256 inputs of one line without gaps; scales and zero points in arrays of their own.
-// Included by avx2.cc files only.
+// Included by ISA files only.
 #pragma once
 #include "kernels/dot/integer/scales.h"
 #include "kernels/dot/integer/unpack.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 struct U4 {
   using Order = Pairs;
@@ -125,4 +125,4 @@ struct U2 {
   }
 };
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

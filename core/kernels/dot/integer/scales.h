@@ -1,5 +1,5 @@
 // fp32 scales and offsets of plain codes in the lanes of a span, from arrays of any scale code and
-// zero points. Included by avx2.cc files only.
+// zero points. Included by ISA files only.
 #pragma once
 #include <immintrin.h>
 
@@ -7,7 +7,7 @@
 #include "formats/format.h"
 #include "kernels/dot/integer/math.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 // Scales and zero points of a matrix, as spread over lanes.
 struct Grid {
@@ -79,4 +79,4 @@ CPUMOE_INLINE Expand expand_for(const WeightView& w) {
   return select_expand(w.scales.code, M.parts == Math::floats, zeros);
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

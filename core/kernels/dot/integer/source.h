@@ -1,4 +1,4 @@
-// What kernels ask of a code. Included by avx2.cc files only.
+// What kernels ask of a code. Included by ISA files only.
 //
 // A source, one small struct per code:
 //   Order           of its activations (layouts.h)
@@ -11,7 +11,7 @@
 #pragma once
 #include "kernels/dot/integer/scales.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 template <Math M>
 constexpr int64_t kFactorFloats =
@@ -36,4 +36,4 @@ CPUMOE_INLINE void copy_span(const char* p, int64_t bytes, char* to) {
   memcpy(to, p, size_t(bytes));
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

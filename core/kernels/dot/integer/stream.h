@@ -1,11 +1,11 @@
 // A few tokens: the codes of a span are unpacked once, in registers, and multiplied with all tokens.
-// Bound by memory: rows are read one after the other, one stream per core. Included by avx2.cc
+// Bound by memory: rows are read one after the other, one stream per core. Included by ISA
 // files only.
 #pragma once
 #include "kernels/dot/dot.h"
 #include "kernels/dot/integer/source.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 // Spans that eight rows take before the next ones: the tokens' spans stay in L1.
 template <int T>
@@ -162,4 +162,4 @@ static void stream(const DotArgs& a) {
   stream_all<S, C, false>(a);
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

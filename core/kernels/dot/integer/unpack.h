@@ -1,11 +1,11 @@
-// Bits to codes in the lanes of a span. Included by avx2.cc files only.
+// Bits to codes in the lanes of a span. Included by ISA files only.
 #pragma once
 #include <immintrin.h>
 
 #include "kernels/dot/integer/math.h"
 #include "kernels/vec/avx2_gguf.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 // In each half of a register, four vectors of four dwords transposed: v[i] gets dword i of each.
 CPUMOE_INLINE void transpose_fours(__m256i v[4]) {
@@ -59,4 +59,4 @@ CPUMOE_INLINE void nibbles_of_groups(const char* p, int64_t step, __m256i w[8]) 
 // Doubled e2m1 plus 12, so that they are unsigned.
 constexpr int8_t kE2m1Plus12[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS

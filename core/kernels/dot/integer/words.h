@@ -1,13 +1,13 @@
 // Words of packed codes, columns: a line holds all features of one or more inputs, so that a register
 // of it times broadcast activations are sums of many features, and nothing is summed across lanes.
-// Included by avx2.cc files only.
+// Included by ISA files only.
 #pragma once
 #include "kernels/dot/dot.h"
 #include "kernels/dot/integer/grid_values.h"
 #include "kernels/dot/integer/math.h"
 #include "kernels/dot/integer/unpack.h"
 
-namespace cpumoe::avx2 {
+namespace cpumoe::CPUMOE_NS {
 
 constexpr int64_t kDepth = 128;      // inputs of a block
 constexpr int64_t kFeatures = 1536;  // of a slice whose factors and sums stay near
@@ -211,4 +211,4 @@ static void words(const DotArgs& a) {
   }
 }
 
-}  // namespace cpumoe::avx2
+}  // namespace cpumoe::CPUMOE_NS
