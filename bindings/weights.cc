@@ -2,7 +2,6 @@
 #include "weights.h"
 
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -97,11 +96,10 @@ void require_grid(const Array& a, int64_t rows, int64_t cols, const char* name) 
           a.describe(), ". Check the layout");
 }
 
-std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vector<int64_t>& shape,
-                                      nb::object data, nb::object scales, nb::object zeros,
-                                      const std::string& layout_name,
-                                      const std::vector<float>& global_scale) {
-  auto out = std::make_unique<PyWeight>();
+PyWeight make_weight(const std::string& format, const std::vector<int64_t>& shape, nb::object data,
+                     nb::object scales, nb::object zeros, const std::string& layout_name,
+                     const std::vector<float>& global_scale) {
+  PyWeight out;
   WeightView w;
   w.format = cpumoe::find_format(format);
   require(w.format != nullptr, kWhere, "format must be a known one; got \"", format,
@@ -116,8 +114,8 @@ std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vect
     require(s >= 1 && s < kMaxExtent, kWhere, "extents must be from 1 to 2^31 - 1; got ", s,
             ". Check the shape");
   }
-  out->stacked = shape.size() == 3;
-  const int64_t count = out->stacked ? shape[0] : 1;
+  out.stacked = shape.size() == 3;
+  const int64_t count = out.stacked ? shape[0] : 1;
   w.n = shape[shape.size() - 2];
   w.k = shape[shape.size() - 1];
   const bool rows = w.layout == Layout::rows;
@@ -131,7 +129,7 @@ std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vect
   require(bytes_of(bytes) == count * blocks * line, kWhere, "data must hold ", count, " x [", w.n,
           ", ", w.k, "] in format ", format, ", ", count * blocks * line, " bytes; got ",
           bytes.describe(), ", ", bytes_of(bytes), " bytes. Check the shape, format and layout");
-  out->owners.push_back(bytes);
+  out.owners.push_back(bytes);
   require(global_scale.size() == 1 || int64_t(global_scale.size()) == count, kWhere,
           "global_scale must be one number, or one per expert; got ", global_scale.size(),
           " for ", count, " experts");
@@ -148,7 +146,7 @@ std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vect
     const Array s = take_contiguous(scales, "scales");
     require_grid(s, r, c, "scales");
     scale = split(s, scale_code(s), count, r, c, "scales");
-    out->owners.push_back(s);
+    out.owners.push_back(s);
     if (f.stored_zeros()) {
       const Array z = take_contiguous(zeros, "zeros");
       require(z.dtype.find("int") != std::string::npos, kWhere,
@@ -156,7 +154,7 @@ std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vect
               ". Pass the zero points as stored");
       require_grid(z, r, -1, "zeros");
       zero = split(z, zero_code(z, f, count, r, c), count, r, c, "zeros");
-      out->owners.push_back(z);
+      out.owners.push_back(z);
     }
   }
   for (int64_t e = 0; e < count; ++e) {
@@ -165,19 +163,19 @@ std::unique_ptr<PyWeight> make_weight(const std::string& format, const std::vect
     v.scales = scale[size_t(e)];
     v.zeros = zero[size_t(e)];
     v.global_scale = global_scale[global_scale.size() == 1 ? 0 : size_t(e)];
-    out->views.push_back(v);
+    out.views.push_back(v);
   }
-  const std::string fault = cpumoe::weight_fault(out->views[0]);
+  const std::string fault = cpumoe::weight_fault(out.views[0]);
   require(fault.empty(), kWhere, "a weight ", fault, ". Pass other sizes");
   return out;
 }
 
-std::unique_ptr<PyWeight> part(const PyWeight& self, int64_t first, int64_t count) {
-  auto out = std::make_unique<PyWeight>();
-  out->stacked = self.stacked;
-  out->owners = self.owners;
+PyWeight part(const PyWeight& self, int64_t first, int64_t count) {
+  PyWeight out;
+  out.stacked = self.stacked;
+  out.owners = self.owners;
   for (const WeightView& v : self.views)
-    out->views.push_back(take_features(v, first, count, kWhere, "features"));
+    out.views.push_back(take_features(v, first, count, kWhere, "features"));
   return out;
 }
 
@@ -235,7 +233,16 @@ WeightView take_features(const WeightView& w, int64_t n0, int64_t n, const char*
 
 void bind_weights(nb::module_& m) {
   nb::class_<PyWeight>(m, "Weight")
-      .def(nb::new_(&make_weight), "format"_a, "shape"_a, "data"_a, "scales"_a.none(),
+      // Not nb::new_: object.__new__() would then give an instance that nanobind does not know, and
+      // aborts on.
+      .def("__init__",
+           [](PyWeight* self, const std::string& format, const std::vector<int64_t>& shape,
+              nb::object data, nb::object scales, nb::object zeros, const std::string& layout,
+              const std::vector<float>& global_scale) {
+             new (self)
+                 PyWeight(make_weight(format, shape, data, scales, zeros, layout, global_scale));
+           },
+           "format"_a, "shape"_a, "data"_a, "scales"_a.none(),
            "zeros"_a.none(), "layout"_a, "global_scale"_a)
       .def("features", &part, "first"_a, "count"_a)
       .def("decode", &decode, nb::sig("def decode(self) -> numpy.typing.NDArray[numpy.float32]"))

@@ -5,11 +5,13 @@
 
 namespace cpumoe {
 
-#define CPUMOE_DOT(isa, shape, code, layout, act_class, act_layout, order, m_min, m_max, m_block, \
-                   n_block, n_slice)                                                              \
+#define CPUMOE_DOT(isa, shape, code, layout, act_class, act_isa, act_layout, order, m_min, m_max,  \
+                   m_block, n_block, n_slice)                                                     \
   namespace isa {                                                                               \
   void dot_##shape##_##layout##_##code(const DotArgs&);                                         \
   size_t scratch_##shape(int64_t n, int64_t m, int64_t k);                                      \
+  }                                                                                             \
+  namespace act_isa {                                                                           \
   void pack_##act_layout(const PackArgs&);                                                      \
   void mid_##act_layout(const StoreMidArgs&);                                                   \
   void out_##order(const StoreOutArgs&);                                                        \
@@ -40,8 +42,8 @@ CPUMOE_SPANS(int8_fours)
 constexpr int64_t k_group_rows = 1, k_group_rows_even_odd = 1, k_group_panels8 = 1,
                   k_group_rows_scaled = RowsScaled::kGroup, k_group_int8_rows = kActGroup;
 
-#define CPUMOE_DOT(isa, shape, code, layout, act_class, act_layout, order, m_min, m_max, m_block, \
-                   n_block, n_slice)                                                              \
+#define CPUMOE_DOT(isa, shape, code, layout, act_class, act_isa, act_layout, order, m_min, m_max,  \
+                   m_block, n_block, n_slice)                                                     \
   {#isa "_" #shape "_" #layout "_" #code,                                                       \
    Isa::isa,                                                                                    \
    Code::code,                                                                                  \
@@ -58,9 +60,9 @@ constexpr int64_t k_group_rows = 1, k_group_rows_even_odd = 1, k_group_panels8 =
    isa::dot_##shape##_##layout##_##code,                                                        \
    isa::scratch_##shape,                                                                        \
    act_bytes_##act_layout,                                                                      \
-   isa::pack_##act_layout,                                                                      \
-   isa::mid_##act_layout,                                                                       \
-   isa::out_##order},
+   act_isa::pack_##act_layout,                                                                   \
+   act_isa::mid_##act_layout,                                                                    \
+   act_isa::out_##order},
 constexpr DotKernel kKernels[] = {
 #include "kernels/dot/kernels.inc"
 };
