@@ -11,7 +11,7 @@ constexpr int64_t kBlockSpans = 8;  // 2048 inputs: the spans of four tokens tak
 
 template <class S>
 constexpr Math block_math(bool halves) {
-  Math m = S::math(halves);
+  Math m = math_of<S>(halves);
   m.counted = m.bytes;
   return m;
 }
@@ -87,7 +87,7 @@ static void unpack_block(const WeightView& w, const Grid& grid, Expand expand, i
         p = part;
       }
       __m256i v[8];
-      S::decode(p, v);
+      decode_span<S>(p, v);
 #pragma GCC unroll 8
       for (int j = 0; j < 8; ++j) _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 * j), v[j]);
       if constexpr (M.counted) U::store_counts(to, v);
@@ -222,5 +222,8 @@ static void block(const DotArgs& a) {
   if (S::kPlain && a.w->format->scale_cols == 16) return block_all<S, C, S::kPlain>(a);
   block_all<S, C, false>(a);
 }
+
+#define CPUMOE_INT_BLOCK(code, source) \
+  void dot_int_block_rows_##code(const DotArgs& a) { block<source, Code::code>(a); }
 
 }  // namespace cpumoe::CPUMOE_NS

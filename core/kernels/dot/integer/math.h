@@ -9,11 +9,19 @@
 
 namespace cpumoe::CPUMOE_NS {
 
+// VNNI adds four products to 32 bits at once: every code is unsigned there, signed bytes counted from
+// -128.
+#ifdef __AVX512VNNI__
+constexpr bool kVnni = true;
+#else
+constexpr bool kVnni = false;
+#endif
+
 // How a code enters a product.
 struct Math {
   // Signed bytes: maddubs(|w|, sign(a, w)), at most 128 * 127 * 2, widened at once. Else unsigned
   // codes whose sums over a lane (16 products each half of it, 8 with `parts`) fit in 16 bits after
-  // `middle` has been subtracted; before that they may wrap.
+  // `middle` has been subtracted; before that they may wrap. Neither with VNNI.
   bool bytes = false;
   int middle = 0;
   // A group's halves of 16 inputs are apart: whole (no), ints (factors s16, or plain 1 without
@@ -47,7 +55,18 @@ CPUMOE_INLINE __m256i times(__m256i v) {
   return _mm256_mullo_epi16(v, _mm256_set1_epi16(short(kBy)));
 }
 
-// Integer sums of vectors [kBegin, kEnd), R rows x T tokens: int32 per lane, or (not bytes) s16.
+// sums + unsigned codes times signed ones, four to a lane. VNNI only.
+CPUMOE_INLINE __m256i dot_fours([[maybe_unused]] __m256i sums, [[maybe_unused]] __m256i codes,
+                                [[maybe_unused]] __m256i a) {
+#ifdef __AVX512VNNI__
+  return _mm256_dpbusd_epi32(sums, codes, a);
+#else
+  return sums;
+#endif
+}
+
+// Integer sums of vectors [kBegin, kEnd), R rows x T tokens: int32 per lane, or (neither bytes nor
+// VNNI) s16.
 // codes(r, v): vector v of row r. x + t * xs: the span of token t.
 template <Math M, int R, int T, int kBegin, int kEnd, class Codes>
 CPUMOE_INLINE void sum_codes(__m256i p[R][T], const Codes& codes, const char* x, int64_t xs) {
@@ -67,7 +86,9 @@ CPUMOE_INLINE void sum_codes(__m256i p[R][T], const Codes& codes, const char* x,
       const __m256i a = load_codes(x + t * xs + v * 32);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        if constexpr (M.bytes) {
+        if constexpr (kVnni) {
+          p[r][t] = dot_fours(v == kBegin && M.middle == 0 ? _mm256_setzero_si256() : p[r][t], w[r], a);
+        } else if constexpr (M.bytes) {
           const __m256i signed_a =
               M.counted ? _mm256_xor_si256(a, sign[r]) : _mm256_sign_epi8(a, sign[r]);
           const __m256i wide =
@@ -106,12 +127,15 @@ CPUMOE_INLINE void add_span(__m256 acc[R][T], const Codes& codes, const RowFacto
         const __m256i sums = M.parts == Math::whole ? all
                              : last                 ? _mm256_sub_epi16(all, first)
                                                     : first;
+        const __m256i minus = kVnni ? _mm256_madd_epi16(sums, _mm256_set1_epi16(M.middle))
+                                    : times<M.middle == 0 ? 1 : M.middle>(sums);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) p[r][t] = times<M.middle == 0 ? 1 : M.middle>(sums);
+        for (int r = 0; r < R; ++r) p[r][t] = minus;
       }
     }
   };
   const auto widen = [&](__m256i v, __m256i by) __attribute__((always_inline)) {
+    if constexpr (kVnni) return M.scaled ? _mm256_mullo_epi32(v, _mm256_srai_epi32(by, 16)) : v;
     return M.bytes ? v : _mm256_madd_epi16(v, by);
   };
   const auto finish = [&](int r, int t, __m256i sums, __m256 s) __attribute__((always_inline)) {

@@ -13,6 +13,23 @@
 
 namespace cpumoe::CPUMOE_NS {
 
+// The arithmetic and the codes that go with it: those of S, or their unsigned form.
+template <class S>
+constexpr Math math_of(bool halves) {
+  Math m = S::math(halves);
+  if (kVnni && m.bytes) m.bytes = false, m.middle = 128;
+  if (kVnni && m.parts == Math::ints && !m.scaled) m.parts = Math::whole;
+  return m;
+}
+template <class S>
+CPUMOE_INLINE void decode_span(const char* p, __m256i w[8]) {
+  S::decode(p, w);
+  if constexpr (kVnni && S::math(false).bytes) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) w[i] = _mm256_xor_si256(w[i], _mm256_set1_epi8(char(0x80)));
+  }
+}
+
 template <Math M>
 constexpr int64_t kFactorFloats =
     8 * ((M.parts == Math::floats ? 2 : 1) + (M.offset == Math::none    ? 0

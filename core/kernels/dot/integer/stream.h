@@ -19,10 +19,10 @@ constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their
 template <class S, bool kHalves, int T>
 CPUMOE_INLINE void stream_span(__m256 acc[1][T], const char* p, const float* plain, const char* x,
                                int64_t xs) {
-  constexpr Math M = S::math(kHalves);
+  constexpr Math M = math_of<S>(kHalves);
   __m256i w[8];
   Factors f;
-  S::decode(p, w);
+  decode_span<S>(p, w);
   if constexpr (S::kPlain) {
     load_factors<M>(plain, f);
   } else {
@@ -38,7 +38,7 @@ template <class S, bool kHalves, int T>
 CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* plain, int64_t first,
                               int64_t last, int64_t row_bytes, const char* x, int64_t xs,
                               float* sums) {
-  constexpr int64_t kFloats = kFactorFloats<S::math(kHalves)>;
+  constexpr int64_t kFloats = kFactorFloats<math_of<S>(kHalves)>;
   __m256 acc[1][T];
 #pragma GCC unroll 4
   for (int t = 0; t < T; ++t)
@@ -67,7 +67,7 @@ CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* pl
 // All features of the slice for T tokens from m on.
 template <class S, Code C, bool kHalves, int T>
 static void stream_tokens(const DotArgs& a, int64_t m) {
-  constexpr Math M = S::math(kHalves);
+  constexpr Math M = math_of<S>(kHalves);
   const WeightView& w = *a.w;
   const int64_t xs = Spans::line_bytes(w.k), spans = ceil_div(w.k, Spans::kInputs);
   const int64_t stride = line_bytes(C, w.stride), bytes = line_bytes(C, w.k);
@@ -161,5 +161,8 @@ static void stream(const DotArgs& a) {
   if (S::kPlain && a.w->format->scale_cols == 16) return stream_all<S, C, S::kPlain>(a);
   stream_all<S, C, false>(a);
 }
+
+#define CPUMOE_INT_STREAM(code, source) \
+  void dot_int_stream_rows_##code(const DotArgs& a) { stream<source, Code::code>(a); }
 
 }  // namespace cpumoe::CPUMOE_NS

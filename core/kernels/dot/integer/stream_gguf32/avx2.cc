@@ -4,12 +4,8 @@
 
 namespace cpumoe::avx2 {
 
-void dot_int_stream_rows_q8_0(const DotArgs& a) { stream<Q8_0, Code::q8_0>(a); }
-void dot_int_stream_rows_q4_0(const DotArgs& a) { stream<Q4_0, Code::q4_0>(a); }
-void dot_int_stream_rows_q4_1(const DotArgs& a) { stream<Q4_1, Code::q4_1>(a); }
-void dot_int_stream_rows_q5_0(const DotArgs& a) { stream<Q5_0, Code::q5_0>(a); }
-void dot_int_stream_rows_q5_1(const DotArgs& a) { stream<Q5_1, Code::q5_1>(a); }
-void dot_int_stream_rows_iq4_nl(const DotArgs& a) { stream<Iq4Nl, Code::iq4_nl>(a); }
-void dot_int_stream_rows_gguf_mxfp4(const DotArgs& a) { stream<GgufMxfp4, Code::gguf_mxfp4>(a); }
+#define CPUMOE_INTEGER(code, source, act_layout) CPUMOE_INT_STREAM(code, source)
+#include "kernels/dot/integer/gguf32.inc"
+#undef CPUMOE_INTEGER
 
 }  // namespace cpumoe::avx2

@@ -1,0 +1,11 @@
+// A few tokens, GGUF blocks of 256.
+#include "kernels/dot/integer/gguf256.h"
+#include "kernels/dot/integer/stream.h"
+
+namespace cpumoe::avx512 {
+
+#define CPUMOE_INTEGER(code, source, act_layout) CPUMOE_INT_STREAM(code, source)
+#include "kernels/dot/integer/gguf256.inc"
+#undef CPUMOE_INTEGER
+
+}  // namespace cpumoe::avx512

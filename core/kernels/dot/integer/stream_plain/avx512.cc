@@ -1,0 +1,13 @@
+// A few tokens, plain codes.
+#include "kernels/dot/integer/plain.h"
+#include "kernels/dot/integer/stream.h"
+
+namespace cpumoe::avx512 {
+
+#define CPUMOE_INTEGER(code, source, act_layout) CPUMOE_INT_STREAM(code, source)
+#include "kernels/dot/integer/plain.inc"
+#undef CPUMOE_INTEGER
+
+size_t scratch_int_stream(int64_t, int64_t, int64_t) { return 0; }
+
+}  // namespace cpumoe::avx512
