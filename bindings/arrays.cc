@@ -3,6 +3,8 @@
 #include <nanobind/stl/string.h>
 
 #include "base/error.h"
+#include "bindings.h"
+#include "kernels/dot/dot.h"
 
 namespace nb = nanobind;
 
@@ -280,8 +282,17 @@ Extent extent(const Array& a) {
 std::optional<cpumoe::ActClass> take_act_class(const std::string& name, const char* where) {
   if (name == "fp32") return cpumoe::ActClass::fp32;
   if (name == "int8") return cpumoe::ActClass::int8;
-  require(name == "auto", where, "the activation class must be \"auto\", \"fp32\" or \"int8\"; got \"",
-          name, "\". auto: each weight format's own");
+  if (name == "bf16") {
+    const cpumoe::Format& f = *cpumoe::find_format("bf16");
+    const cpumoe::IsaSet isa = process_isa();
+    require(cpumoe::class_for(f, cpumoe::Layout::rows, {}, isa) == cpumoe::ActClass::bf16, where,
+            "activations \"bf16\" must have the instruction set avx512_bf16; got ",
+            cpumoe::isa_list(isa), ". Take \"auto\", each format's own");
+    return cpumoe::ActClass::bf16;
+  }
+  require(name == "auto", where,
+          "the activation class must be \"auto\", \"fp32\", \"bf16\" or \"int8\"; got \"", name,
+          "\". auto: each weight format's own");
   return {};
 }
 

@@ -231,7 +231,7 @@ cpumoe::ModelSpec take_model(nb::handle m) {
   s.hidden = get<int64_t>(m, "hidden");
   s.max_tokens = get<int64_t>(m, "max_tokens");
   s.norm_eps = get<float>(m, "norm_eps");
-  s.act_class = take_act_class(get<std::string>(m, "act_class"), "ModelSpec");
+  s.act_class = take_act_class(get<std::string>(m, "act_class"), "load");
   s.embed = take_weight(m.attr("embed"));
   s.final_norm = take_vector(m.attr("final_norm"));
   s.head = take_linear(m.attr("head"));

@@ -85,16 +85,27 @@ nb::list formats() {
   return list;
 }
 
+cpumoe::DotRequest request(const char* where, const std::string& format,
+                           const std::string& layout, int64_t tokens,
+                           const std::string& activations) {
+  const cpumoe::Format* f = cpumoe::find_format(format);
+  cpumoe::require(f != nullptr, where, "format must be a known one; got ", format,
+                  ". See formats.inc");
+  const cpumoe::Layout l = take_layout(layout, where);
+  return {f->code, l, cpumoe::class_for(*f, l, take_act_class(activations, where), process_isa()),
+          tokens};
+}
+
+const char* class_for(const std::string& format, const std::string& layout,
+                      const std::string& activations) {
+  return cpumoe::act_class_name(request("class_for", format, layout, 1, activations).act_class);
+}
+
 nb::tuple select_dot(const std::string& format, const std::string& layout, int64_t tokens,
                      const std::string& activations) {
-  const cpumoe::Format* f = cpumoe::find_format(format);
-  cpumoe::require(f != nullptr, "select_dot", "format must be a known one; got ", format,
-                  ". See formats.inc");
   std::string why;
-  const cpumoe::ActClass act_class =
-      cpumoe::class_for(*f, take_layout(layout, "select_dot"), take_act_class(activations, "select_dot"));
   const cpumoe::DotKernel* k = cpumoe::select_dot(
-      {f->code, take_layout(layout, "select_dot"), act_class, tokens}, process_isa(), &why);
+      request("select_dot", format, layout, tokens, activations), process_isa(), &why);
   return nb::make_tuple(k == nullptr ? nb::none() : nb::object(nb::str(k->name)), why);
 }
 
@@ -124,7 +135,10 @@ void bind_inspect(nb::module_& m) {
   m.def("formats", &formats,
         "The table of weight formats: dicts with name, code, the code's block (block_elements of a\n"
         "line, block_lines, block_bytes), scale_rows and scale_cols (features and inputs that share a\n"
-        "scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default).");
+        "scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default, where this CPU\n"
+        "has kernels for it).");
+  m.def("class_for", &class_for, "format"_a, "layout"_a, "activations"_a = "auto",
+        "The class of activations that products of this format and layout run in.");
   m.def("select_dot", &select_dot, "format"_a, "layout"_a, "tokens"_a, "activations"_a = "auto",
         "(name, why): the dot kernel for an expert with `tokens` tokens, None when there is none; why\n"
         "names the candidates before it and what refused them.");

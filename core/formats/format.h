@@ -1,7 +1,6 @@
 // What weight bytes mean. A Format is a row of formats.inc; a WeightView is bytes with a meaning.
 #pragma once
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,10 +14,13 @@ inline constexpr int32_t kWhole = INT32_MAX;  // of a scale grid: one scale for 
 // zero point, or a stored one plus 1.
 enum class ZeroRule : uint8_t { none, middle, stored, stored_less_one };
 enum class Layout : uint8_t { rows, columns };
-// What activations are rounded to inside a product. int8: per token and 32 inputs, scale max / 127.
-enum class ActClass : uint8_t { fp32, int8 };
+// What activations are rounded to inside a product. bf16: to nearest even; below 2^-126 they may count
+// as zero. int8: per token and 32 inputs, scale max / 127.
+enum class ActClass : uint8_t { fp32, bf16, int8 };
 
-inline const char* act_class_name(ActClass c) { return c == ActClass::fp32 ? "fp32" : "int8"; }
+inline const char* act_class_name(ActClass c) {
+  return c == ActClass::fp32 ? "fp32" : c == ActClass::bf16 ? "bf16" : "int8";
+}
 const char* zero_rule_name(ZeroRule rule);
 
 struct Format {
@@ -26,7 +28,7 @@ struct Format {
   Code code;
   int32_t scale_rows, scale_cols;  // features and inputs that share a scale; 0: no scales
   ZeroRule zeros;
-  ActClass act_class;  // default
+  ActClass act_class;  // default, where this CPU has kernels for it (class_for, dot.h)
 
   bool scaled() const { return scale_rows != 0; }
   bool stored_zeros() const { return zeros >= ZeroRule::stored; }
@@ -73,13 +75,10 @@ CPUMOE_INLINE const char* feature_at(const WeightView& w, int64_t n) {
 }
 // Words of GPTQ and AWQ, which were published in the columns layout only.
 CPUMOE_INLINE bool columns_only(Code c) { return c >= Code::u4_gptq && c <= Code::u4_awq; }
-// The class of activations for weights of this format and layout: the one asked for, by default the
-// format's own; fp32 where there are no integer products: for floats, and for codes that were never
-// published in columns.
-inline ActClass class_for(const Format& f, Layout layout, std::optional<ActClass> asked) {
-  const bool integers = layout == Layout::rows ? !is_float(f.code) && f.code != Code::e4m3
-                                               : columns_only(f.code);
-  return integers ? asked.value_or(f.act_class) : ActClass::fp32;
+// Whether codes are multiplied as integers: not floats, nor codes that were never published in
+// columns.
+CPUMOE_INLINE bool has_integers(Code c, Layout layout) {
+  return layout == Layout::rows ? !is_float(c) && c != Code::e4m3 : columns_only(c);
 }
 // Features [n0, n0 + n) of w. n0 must be a multiple of feature_step(w).
 WeightView features_of(const WeightView& w, int64_t n0, int64_t n);

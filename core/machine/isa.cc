@@ -66,17 +66,16 @@ constexpr uint32_t kCompiled = 1u
 #endif
     ;
 
-std::string names(IsaSet set) {
+}  // namespace
+
+const char* isa_name(Isa isa) { return kNames[unsigned(isa)]; }
+std::string isa_list(IsaSet set) {
   std::string text;
   for (int i = 0; i < kIsaCount; ++i) {
     if (set.has(Isa(i))) text += (text.empty() ? "" : ", ") + std::string(kNames[i]);
   }
   return text;
 }
-
-}  // namespace
-
-const char* isa_name(Isa isa) { return kNames[unsigned(isa)]; }
 
 IsaSet probe_isa() {
   static const IsaSet set = [] {
@@ -96,11 +95,11 @@ IsaSet usable_isa(std::string_view forced) {
   for (int i = 0; i < kIsaCount; ++i) {
     if (forced != kNames[i]) continue;
     require(here.has(Isa(i)), "CPUMOE_ISA", "this CPU and this build must have ", forced,
-            "; they have ", names(here), ". Choose one of these or unset CPUMOE_ISA.");
+            "; they have ", isa_list(here), ". Choose one of these or unset CPUMOE_ISA.");
     return {here.mask & ((2u << i) - 1)};
   }
   throw Error(concat("CPUMOE_ISA: must name an instruction set; got \"", forced,
-                     "\". Choose one of ", names(here), " or unset CPUMOE_ISA."));
+                     "\". Choose one of ", isa_list(here), " or unset CPUMOE_ISA."));
 }
 
 }  // namespace cpumoe

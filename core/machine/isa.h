@@ -25,6 +25,7 @@ struct IsaSet {
 };
 
 const char* isa_name(Isa isa);
+std::string isa_list(IsaSet set);  // "scalar, avx2"
 // What this CPU and operating system can run (CPUID and XGETBV), whatever was compiled in.
 IsaSet probe_isa();
 // The rows that may be used: probed, compiled in, and not above `forced` ("" = no limit).

@@ -11,8 +11,6 @@ namespace {
 
 std::string name_of(const char* part, int64_t e) { return concat(part, "[", e, "]"); }
 
-const char* layout_name(Layout l) { return l == Layout::rows ? "rows" : "columns"; }
-
 void check_count(size_t got, int64_t experts, bool may_be_empty, const char* part,
                  const char* where) {
   if (may_be_empty && got == 0) return;
@@ -90,15 +88,7 @@ void check_expert(const ExpertsView& x, int64_t e, const char* where) {
   const size_t i = size_t(e);
   const int64_t features = x.interleaved ? 2 * x.inter : x.inter;
   check_matrix(x.gate[i], e, features, x.hidden, "gate", where);
-  if (!x.up.empty()) {
-    check_matrix(x.up[i], e, x.inter, x.hidden, "up", where);
-    const WeightView &gate = x.gate[i], &up = x.up[i];
-    if (gate.format != up.format || gate.layout != up.layout) {
-      throw Error(concat(where, ": gate and up of an expert must share format and layout; got ",
-                         gate.format->name, " ", layout_name(gate.layout), " and ", up.format->name,
-                         " ", layout_name(up.layout), " at expert ", e));
-    }
-  }
+  if (!x.up.empty()) check_matrix(x.up[i], e, x.inter, x.hidden, "up", where);
   check_matrix(x.down[i], e, x.hidden, x.inter, "down", where);
   check_bias(x.gate_bias, e, features, "gate_bias", where);
   check_bias(x.up_bias, e, x.inter, "up_bias", where);

@@ -11,7 +11,8 @@ namespace cpumoe {
 //   separate gate/up (also two halves of one fused tensor): gate[e], up[e] are [I, H]
 //   interleaved fused:  gate[e] is [2I, H], feature 2i = gate i, 2i + 1 = up i; up is empty
 //   not gated:          gate[e] is [I, H]; up is empty
-// down[e] is [H, I]. Biases: one VectorView per expert, or an empty span.
+// down[e] is [H, I]. Biases: one VectorView per expert, or an empty span. Every matrix may have a
+// format and a layout of its own.
 struct ExpertsView {
   int64_t experts = 0, hidden = 0, inter = 0;
   bool interleaved = false;

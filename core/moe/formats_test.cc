@@ -61,6 +61,54 @@ TEST(every_code_in_both_classes) {
   }
 }
 
+// Gate, up and down of three formats: kernels of other classes, blocks, operands and orders of the
+// tile than gate's.
+TEST(gate_and_up_of_two_formats) {
+  struct Case {
+    const char *gate, *up, *down;
+    Layout gate_layout, up_layout;
+    int64_t hidden, inter;
+  };
+  constexpr Layout rows = Layout::rows, columns = Layout::columns;
+  for (const Case& c : {Case{"q4_k", "q6_k", "q4_0", rows, rows, 256, 32},
+                        {"iq4_xs", "fp16", "q8_0", rows, rows, 256, 32},
+                        {"bf16", "q4_0", "fp32", rows, rows, 96, 40},
+                        {"fp32", "fp16", "bf16", rows, columns, 40, 67},
+                        {"fp16", "bf16", "mxfp4", columns, rows, 40, 32},
+                        {"int4_g32", "awq4_g32", "int8_row", rows, columns, 32, 96}}) {
+    LayerShape shape;
+    shape.experts = 2;
+    shape.hidden = c.hidden;
+    shape.inter = c.inter;
+    shape.biases = true;
+    const auto layer = [&](const char* format, Layout layout, uint64_t seed) {
+      shape.format = format;
+      shape.layout = layout;
+      return Layer(shape, seed);
+    };
+    const Layer gate = layer(c.gate, c.gate_layout, 1), up = layer(c.up, c.up_layout, 2),
+                down = layer(c.down, rows, 3);
+    ExpertsView view = gate.view();
+    view.up = up.up;
+    view.down = down.down;
+    for (const int64_t tokens : {1, 18}) {
+      const Batch batch(tokens, shape.hidden, 2, shape.experts, Code::f32, 3);
+      const RoutingPlan plan = batch.plan(shape.experts);
+      const MoeBlock block{&view, &plan};
+      for (const ActClass act_class : {ActClass::fp32, ActClass::int8}) {
+        const std::vector<char> want =
+            run({&block, 1}, batch.view(), Code::f32, testing::executor(), act_class);
+        check_within(want, Code::f32,
+                     testing::reference({&block, 1}, batch.view(), Code::f32, nullptr, act_class),
+                     concat(c.gate, " and ", c.up, " class ", act_class_name(act_class), " T ",
+                            tokens));
+        Executor workers(testing::machine(), {3, false, -1});
+        CHECK(run({&block, 1}, batch.view(), Code::f32, workers, act_class) == want);
+      }
+    }
+  }
+}
+
 // Gate and up as int4, down as q8_0 with 32 inputs to a scale: slices of the intermediate must end
 // where the second product's groups do.
 TEST(products_of_two_formats_and_any_number_of_threads) {

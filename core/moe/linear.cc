@@ -70,7 +70,7 @@ void linear(std::span<const LinearOp> ops, MatrixView x, std::optional<ActClass>
   Workspace::Impl& ws = *workspace.impl;
   ws.products.clear();
   for (const LinearOp& op : ops) {
-    const DotKernel* k = ws.kernels.dot(request(*op.w, act_class, x.rows), isa, "linear");
+    const DotKernel* k = ws.kernels.dot(request(*op.w, act_class, x.rows, isa), isa, "linear");
     ws.products.push_back(
         {k, op.w->n, op.w->k, x.rows, 1, weight_bytes(*op.w) / op.w->n, k->n_block, {0, 0}});
   }

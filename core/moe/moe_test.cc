@@ -233,7 +233,6 @@ TEST(bad_input_is_refused_with_a_reason) {
   CHECK_THROWS(call([&](L l, V, P, A, I) { l.up[used].n += 1; }), "up" + at + " must be [33");
   CHECK_THROWS(call([&](L l, V, P, A, I) { l.down[used].stride = 3; }), "down" + at + " in rows");
   CHECK_THROWS(call([&](L l, V, P, A, I) { l.down[used].format = nullptr; }), "have a format");
-  CHECK_THROWS(call([&](L l, V, P, A, I) { l.up[used].layout = Layout::columns; }), "share format");
   CHECK_THROWS(call([&](L l, V, P, A, I) { l.gate_bias[used].size = 1; }), "gate_bias" + at);
   CHECK_THROWS(call([&](L l, V, P, A, I) { l.down_bias[used].step = 0; }), "positive step");
   CHECK_THROWS(call([](L, V, P, A, I isa) { isa.mask = 0; }), "instruction sets");

@@ -62,45 +62,59 @@ void prepare(Workspace::Impl& ws, const MoeArgs& a, IsaSet isa, Executor& execut
   ws.packs.clear();
   size_t packed = 0, mid = 0;
   int64_t pairs = 0;
-  std::vector<size_t>& mids = ws.mid_offsets;
-  std::vector<size_t>& jobs = ws.job_of_unit;
-  mids.clear();
-  jobs.clear();
-  size_t shared = SIZE_MAX;  // the last job that packed the whole batch
+  ws.mid_offsets.clear();
+  ws.jobs.clear();
+  ws.up_jobs.clear();
+  // The job that packs these tokens for k; `index` is null for all of them.
+  const auto pack = [&](const DotKernel* k, const int32_t* index, int64_t m) {
+    for (size_t j = 0; index == nullptr && j < ws.packs.size(); ++j) {
+      if (ws.packs[j].args.index == nullptr && same_operand(*ws.packs[j].kernel, *k)) return j;
+    }
+    ws.packs.push_back({k, {a.x, index, 0, m, m, nullptr}, packed});
+    packed += aligned(k->act_bytes(m, a.x.cols));
+    return ws.packs.size() - 1;
+  };
   for (const MoeBlock& b : a.blocks) {
     const ExpertsView& x = *b.experts;
     for (int64_t e = 0; e < x.experts; ++e) {
       const int32_t first = b.plan->offsets[size_t(e)], last = b.plan->offsets[size_t(e) + 1];
       if (first == last) continue;
       const int64_t m = last - first;
-      const WeightView &gate = x.gate[size_t(e)], &down = x.down[size_t(e)];
-      const DotKernel* k1 = ws.kernels.dot(request(gate, a.act_class, m), isa, kWhere);
-      const DotKernel* k2 = ws.kernels.dot(request(down, a.act_class, m), isa, kWhere);
+      const auto kernel = [&](const WeightView& w) {
+        return ws.kernels.dot(request(w, a.act_class, m, isa), isa, kWhere);
+      };
+      const DotKernel* gate = kernel(x.gate[size_t(e)]);
+      const DotKernel* up = x.up.empty() ? nullptr : kernel(x.up[size_t(e)]);
+      const DotKernel* down = kernel(x.down[size_t(e)]);
       const int32_t* token = b.plan->token.data() + first;
-      ws.units.push_back(
-          {&x, e, k1, k2, m, token, b.plan->weight.data() + first, pairs, nullptr, nullptr});
+      ws.units.push_back({&x, e, gate, up, down, m, token, b.plan->weight.data() + first, pairs,
+                          nullptr, nullptr, nullptr});
       pairs += m;
-      mids.push_back(mid);
-      mid += aligned(k2->act_bytes(m, x.inter));
-      const bool whole = is_identity(token, m, a.x.rows);
-      if (whole && shared != SIZE_MAX && same_operand(*ws.packs[shared].kernel, *k1)) {
-        jobs.push_back(shared);
-        continue;
-      }
-      jobs.push_back(ws.packs.size());
-      if (whole) shared = ws.packs.size();
-      ws.packs.push_back({k1, {a.x, whole ? nullptr : token, 0, m, m, nullptr}, packed});
-      packed += aligned(k1->act_bytes(m, x.hidden));
+      ws.mid_offsets.push_back(mid);
+      mid += aligned(down->act_bytes(m, x.inter));
+      const int32_t* index = is_identity(token, m, a.x.rows) ? nullptr : token;
+      ws.jobs.push_back(pack(gate, index, m));
+      const bool one = up == nullptr || same_operand(*up, *gate);
+      ws.up_jobs.push_back(one ? ws.jobs.back() : pack(up, index, m));
     }
   }
   char* packed_base = static_cast<char*>(ws.packed.reserve(packed));
   char* mid_base = static_cast<char*>(ws.mid.reserve(mid));
   for (PackJob& j : ws.packs) j.args.dst = packed_base + j.offset;
   for (size_t i = 0; i < ws.units.size(); ++i) {
-    ws.units[i].x = ws.packs[jobs[i]].args.dst;
-    ws.units[i].mid = mid_base + mids[i];
+    ws.units[i].x = ws.packs[ws.jobs[i]].args.dst;
+    ws.units[i].up_x = ws.packs[ws.up_jobs[i]].args.dst;
+    ws.units[i].mid = mid_base + ws.mid_offsets[i];
   }
   run_packs(ws.packs, ws.tasks, executor);
+}
+
+// A tile with the other index first: to[j][i] = from[i][j].
+void turn(const float* from, int64_t stride, int64_t lines, int64_t length, float* to,
+          int64_t to_stride) {
+  for (int64_t i = 0; i < lines; ++i) {
+    for (int64_t j = 0; j < length; ++j) to[j * to_stride + i] = from[i * stride + j];
+  }
 }
 
 // Phase 1, one task: gate and up of a slice, the activation, and into the operand of phase 2.
@@ -110,20 +124,28 @@ void gate_and_up(const Unit& u, const Task& t, const void* next, const ActKernel
   const size_t e = size_t(u.e);
   const DotKernel& k = *u.first;
   const int64_t n = t.n1 - t.n0, m = t.m1 - t.m0, per = x.interleaved ? 2 : 1;
-  const TileShape in = tile_shape(k, n * per, m), out = tile_shape(k, n, m);
+  const bool turned = u.up != nullptr && u.up->order != k.order;
+  const bool up_follows = u.up != nullptr && !turned;
+  const TileShape in = tile_shape(k, up_follows ? u.up : nullptr, n * per, m);
+  const TileShape out = x.interleaved ? tile_shape(k, n, m) : in;
   float* gate = arena.tile(worker);
   float* second = arena.second_tile(worker);
   void* scratch = arena.kernel_scratch(worker);
-  const void* after_gate = x.up.empty() ? next : feature_at(x.up[e], t.n0);
-  k.run({&x.gate[e], t.n0 * per, t.n1 * per, u.x, u.tokens, t.m0, t.m1, gate, in.stride, scratch,
-         after_gate});
-  if (!x.up.empty()) {
-    k.run({&x.up[e], t.n0, t.n1, u.x, u.tokens, t.m0, t.m1, second, in.stride, scratch, next});
+  const bool by_feature = k.order == TileOrder::n_major;
+  const auto run_up = [&](float* tile, int64_t stride, const void* after) {
+    u.up->run({&x.up[e], t.n0, t.n1, u.up_x, u.tokens, t.m0, t.m1, tile, stride, scratch, after});
+  };
+  if (turned) {  // gate's tile is free until then
+    const int64_t stride = tile_shape(*u.up, n, m).stride;
+    run_up(gate, stride, feature_at(x.gate[e], t.n0));
+    turn(gate, stride, by_feature ? m : n, by_feature ? n : m, second, in.stride);
   }
+  k.run({&x.gate[e], t.n0 * per, t.n1 * per, u.x, u.tokens, t.m0, t.m1, gate, in.stride, scratch,
+         up_follows ? feature_at(x.up[e], t.n0) : next});
+  if (up_follows) run_up(second, in.stride, next);
   const VectorView none;
   const VectorView& gate_bias = x.gate_bias.empty() ? none : x.gate_bias[e];
   const VectorView& up_bias = x.interleaved ? gate_bias : x.up_bias.empty() ? none : x.up_bias[e];
-  const bool by_feature = k.order == TileOrder::n_major;
   float* result = x.interleaved ? second : gate;
   act.run({x.act, gate, x.up.empty() ? nullptr : second, by_feature ? n : m, by_feature ? m : n,
            in.stride, out.stride, x.interleaved, by_feature,
@@ -140,16 +162,14 @@ void first_phase(Workspace::Impl& ws, const ActKernel& act, Executor& executor) 
     const ExpertsView& x = *u.experts;
     const WeightView& gate = x.gate[size_t(u.e)];
     const int64_t per = x.gated() ? 2 : 1;
+    int64_t bytes = (x.interleaved ? 2 : 1) * weight_bytes(gate) / gate.n;
     // The tile becomes operand of the second product: whole groups of its inputs.
-    const int64_t step = max64(u.first->n_block, u.second->k_group);
-    ws.products.push_back({u.first,
-                           x.inter,
-                           x.hidden,
-                           u.tokens,
-                           per,
-                           per * weight_bytes(gate) / gate.n,
-                           step,
-                           {0, 0}});
+    int64_t step = std::lcm(u.first->n_block, u.second->k_group);
+    const DotKernel* other = u.up == u.first ? nullptr : u.up;
+    if (u.up != nullptr) bytes += weight_bytes(x.up[size_t(u.e)]) / x.up[size_t(u.e)].n;
+    if (other != nullptr) step = std::lcm(step, other->n_block);
+    ws.products.push_back(
+        {u.first, x.inter, x.hidden, u.tokens, per, bytes, step, {0, 0}, other});
   }
   ws.tasks.clear();
   make_tasks(ws.tasks, ws.products, executor.threads());

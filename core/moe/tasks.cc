@@ -1,5 +1,7 @@
 #include "moe/tasks.h"
 
+#include <numeric>
+
 namespace cpumoe {
 namespace {
 
@@ -44,7 +46,7 @@ SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left,
   const int64_t least = k.n_slice / kFinest;
   const int64_t features = even(features_left, min64(max64(share, least), most), p.step);
   // Three blocks of tokens at least: kernels keep two or three of them in registers.
-  const int64_t step = 3 * k.m_block;
+  const int64_t step = 3 * (p.up == nullptr ? k.m_block : std::lcm(k.m_block, p.up->m_block));
   const int64_t tokens = min64(kMostTokens, kTileBytes / (4 * features * p.rows_per_feature));
   return {features, even(p.tokens, max64(step, tokens / step * step), step)};
 }
@@ -72,6 +74,13 @@ TileShape tile_shape(const DotKernel& k, int64_t n, int64_t m) {
   const int64_t features = round_up(n, k.n_block), tokens = round_up(m, k.m_block);
   if (k.order == TileOrder::n_major) return {round_up(tokens, 16), features};
   return {round_up(features, 16), tokens};
+}
+
+TileShape tile_shape(const DotKernel& a, const DotKernel* b, int64_t n, int64_t m) {
+  const TileShape s = tile_shape(a, n, m);
+  if (b == nullptr) return s;
+  const TileShape t = tile_shape(*b, n, m);
+  return {max64(s.stride, t.stride), max64(s.lines, t.lines)};
 }
 
 }  // namespace cpumoe

@@ -22,6 +22,8 @@ struct Product {
   int64_t feature_bytes;     // of weights behind one feature
   int64_t step;              // slices are multiples of it: the kernel's n_block, or more
   SliceSize slice = {0, 0};  // the greatest of its tasks; set by make_tasks
+  // Computes up on the same slices, where its format takes another kernel than gate's; else null.
+  const DotKernel* up = nullptr;
 };
 
 // Feature slice [n0, n1) and token slice [m0, m1) of product `item`.
@@ -53,5 +55,7 @@ struct TileShape {
   int64_t floats() const { return stride * lines; }
 };
 TileShape tile_shape(const DotKernel& k, int64_t n, int64_t m);
+// One that either kernel, of the same order, may fill; b may be null.
+TileShape tile_shape(const DotKernel& a, const DotKernel* b, int64_t n, int64_t m);
 
 }  // namespace cpumoe

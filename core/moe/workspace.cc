@@ -36,12 +36,16 @@ Arena make_arena(AlignedBuffer& buffer, const std::vector<Product>& products, bo
   size_t tile = 0, bias = 0, scratch = 0;
   for (const Product& p : products) {
     const int64_t n = p.slice.features * p.rows_per_feature, m = p.slice.tokens;
-    const size_t bytes = aligned(size_t(tile_shape(*p.kernel, n, m).floats()) * sizeof(float));
-    tile = bytes > tile ? bytes : tile;
     const size_t values = aligned(size_t(p.slice.features) * sizeof(float));
     bias = values > bias ? values : bias;
-    const size_t own = aligned(p.kernel->scratch_bytes(n, m, p.inputs));
-    scratch = own > scratch ? own : scratch;
+    for (const DotKernel* k : {p.kernel, p.up}) {
+      if (k == nullptr) continue;
+      const DotKernel* both = p.up != nullptr && p.up->order == p.kernel->order ? p.up : nullptr;
+      const size_t bytes = aligned(size_t(tile_shape(*k, both, n, m).floats()) * sizeof(float));
+      tile = bytes > tile ? bytes : tile;
+      const size_t own = aligned(k->scratch_bytes(n, m, p.inputs));
+      scratch = own > scratch ? own : scratch;
+    }
   }
   Arena a;
   a.tile2 = tile;

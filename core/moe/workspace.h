@@ -29,8 +29,9 @@ class KernelCache {
   std::array<Entry, 64> entries_{};  // direct-mapped
 };
 
-inline DotRequest request(const WeightView& w, std::optional<ActClass> asked, int64_t tokens) {
-  return {w.format->code, w.layout, class_for(*w.format, w.layout, asked), tokens};
+inline DotRequest request(const WeightView& w, std::optional<ActClass> asked, int64_t tokens,
+                          IsaSet isa) {
+  return {w.format->code, w.layout, class_for(*w.format, w.layout, asked, isa), tokens};
 }
 
 // Tokens of one operand to be gathered into a kernel's activation layout.
@@ -48,13 +49,15 @@ inline bool same_operand(const DotKernel& a, const DotKernel& b) {
 struct Unit {
   const ExpertsView* experts;
   int64_t e;
-  const DotKernel* first;   // gate and up
+  const DotKernel* first;   // gate; also up, when interleaved
+  const DotKernel* up;      // null without an up of its own
   const DotKernel* second;  // down
   int64_t tokens;
   const int32_t* token;  // of each pair
   const float* weight;   // of each pair
   int64_t first_pair;    // row of its first pair among the partial rows
   const void* x;         // packed for `first`
+  const void* up_x;      // packed for `up`
   void* mid;             // packed for `second`
 };
 
@@ -82,7 +85,7 @@ struct Workspace::Impl {
   std::vector<PackJob> packs;
   std::vector<Product> products;
   std::vector<Task> tasks;
-  std::vector<size_t> mid_offsets, job_of_unit;  // of each unit
+  std::vector<size_t> mid_offsets, jobs, up_jobs;  // of each unit; jobs: indices of packs
   std::vector<int32_t> row_offsets, rows;        // partial rows of each token (CSR)
   AlignedBuffer packed, mid, sums, workers;
 };

@@ -10,6 +10,7 @@
 // its operands, and an AMX or integer kernel is one more row of kernels.inc.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/types.h"
@@ -90,7 +91,9 @@ struct DotKernel {
   void (*store_mid)(const StoreMidArgs&);
   void (*store_out)(const StoreOutArgs&);
 };
-// Rounding, class fp32: products and sums in fp32, fused or not. Class int8: pack and store_mid
+// Rounding, class fp32: products and sums in fp32, fused or not. Class bf16: pack and store_mid round
+// activations to nearest even; products and sums are fp32, where operands, products and sums below
+// 2^-126 may count as zero. Class int8: pack and store_mid
 // round activations as quantize.h says; codes times codes are exact integers, or decoded weights
 // times codes fp32; scales, zero points and minima enter in fp32. The order of the sum over k is
 // fixed by the kernel and independent of n0, n1, m0, m1 and of the other tokens. NaN and Inf
@@ -99,6 +102,11 @@ struct DotKernel {
 
 // Every compiled-in row, best first within one (code, layout, class).
 const DotKernel* dot_kernels(int* count);
+
+// The class of activations for weights of this format and layout: the one asked for where there are
+// products of it, else the format's own, else fp32. Of class int8 there are those of has_integers, of
+// class bf16 those that `isa` has a kernel for.
+ActClass class_for(const Format& f, Layout layout, std::optional<ActClass> asked, IsaSet isa);
 
 struct DotRequest {
   Code code;

@@ -173,7 +173,7 @@ int main(int argc, char** argv) {
     for (const char* name : kFormats) {
       const Format& format = *find_format(name);
       if (shape.k % code_block(format.code).elements != 0) continue;
-      for (const ActClass act : {ActClass::fp32, ActClass::int8}) {
+      for (const ActClass act : {ActClass::fp32, ActClass::bf16, ActClass::int8}) {
         for (const int64_t m : {1, 2, 3, 4, 8, 16, 24, 32, 64, 128, 256, 512}) {
           const DotKernel* kernel = select_dot({format.code, shape.layout, act, m}, machine.isa);
           if (kernel == nullptr) continue;

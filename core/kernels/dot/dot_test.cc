@@ -16,6 +16,7 @@ namespace cpumoe {
 namespace {
 
 using testing::dot_bound;
+using testing::flushed_dot_bound;
 using testing::fill_random;
 using testing::formats_of;
 using testing::GuardedBuffer;
@@ -45,18 +46,22 @@ void check_against_float64(const DotKernel& kernel, int64_t n, int64_t k, int64_
     } else {
       for (int64_t j = 0; j < p.k; ++j) w[size_t(j)] = decode_weight(p.view(), i, j);
     }
-    const bool exact = kernel.act_class == ActClass::fp32;  // of fp32 weights as decoded
+    const bool exact = kernel.act_class != ActClass::int8;  // of fp32 weights as decoded
     const std::vector<double> parts = exact ? w : weight_parts(p.view(), i);
     for (int64_t t = 0; t < m; ++t) {
-      double want = 0, magnitude = 0;
+      double want = 0, magnitude = 0, largest = 0;
       for (size_t j = 0; j < w.size(); ++j) {
         want += w[j] * x[size_t(t)][j];
         magnitude += std::fabs(parts[j] * x[size_t(t)][j]);
+        largest = std::fmax(largest, std::fmax(std::fabs(w[j]), std::fabs(x[size_t(t)][j])));
       }
       const double error = std::fabs(double(got[size_t(i * m + t)]) - want);
-      // rows_scaled: scales meet sums, not weights.
-      const bool plain = exact && std::string(kernel.act_layout) != "rows_scaled";
-      const double bound = plain ? dot_bound(p.k, magnitude) : quantized_dot_bound(p.k, magnitude);
+      // rows_scaled and its kin: scales meet sums, not weights.
+      const bool plain = exact && std::string(kernel.act_layout).rfind("rows_scaled", 0) != 0;
+      const double bound = kernel.act_class == ActClass::bf16
+                               ? flushed_dot_bound(p.k, magnitude, largest)
+                           : plain ? dot_bound(p.k, magnitude)
+                                   : quantized_dot_bound(p.k, magnitude);
       CHECK_MSG(error <= bound, kernel.name << " " << p.view().format->name << " n=" << p.n
                                             << " k=" << p.k << " m=" << m << " at " << i << "," << t
                                             << " got " << got[size_t(i * m + t)] << " want " << want
@@ -149,7 +154,7 @@ TEST(nan_and_infinity_reach_their_own_outputs_only) {
   const float nan = std::numeric_limits<float>::quiet_NaN(),
               inf = std::numeric_limits<float>::infinity();
   for (const DotKernel& kernel : kernels_under_test()) {
-    if (!is_float(kernel.code) || kernel.act_class != ActClass::fp32) continue;
+    if (!is_float(kernel.code) || kernel.act_class == ActClass::int8) continue;
     for (const int64_t m : {1, 3, 8, 13, 26}) {
       for (const int64_t k : {5, 16, 37, 270}) {
         Rng rng(4);

@@ -10,9 +10,14 @@
 //   rows_scaled     token after token; of every 32 inputs 0 4 8 .. 28 come first, then 1 5 .. 29,
 //                   2 6 .. 30, 3 7 .. 31, each 128 inputs times a power of two; zeros behind K up to
 //                   K32. Behind them a factor for every 128, lines padded to 64 bytes (RowsScaled).
+//   rows_scaled64   likewise 0 4 8 .. 60, 1 5 .. 61 and so on of every 64 inputs
+//   rows_scaled128  likewise 0 8 16 .. 120, 1 9 .. 121 and so on of every 128 inputs
 //   panels8         8 tokens side by side, one line of 8 floats per input:
 //                     input 0: t0 t1 .. t7 | input 1: t0 t1 .. t7 | ...
 //                   panel p starts at p * K * 8; tokens past the last are zero
+//
+// Class bf16:
+//   bf16_rows       token after token, K32 bf16 each; inputs K..K32-1 are zero
 //
 // Class int8 (rounding: quantize.h):
 //   int8_rows       token after token: K32 codes, zeros behind K, then K32 / 32 fp32 scales; lines
@@ -54,16 +59,20 @@ struct RowsEvenOdd {
 // Weights of 4 and 8 bits moved to the exponent and mantissa of an fp32 are 2^-120 of their value,
 // down to its subnormals. With activations just below overflow the products are normal numbers, and
 // the factor 2^(120 - e) of a group takes both powers of two back.
-struct RowsScaled {
-  static constexpr int64_t kGroup = 128;
+// Lane i of vector j of a chunk holds its input kStep * i + j.
+template <int64_t kInputs, int64_t kWidth>
+struct RowsScaledBy {
+  static constexpr int64_t kGroup = 128, kChunk = kInputs, kLanes = kWidth,
+                           kStep = kChunk / kLanes;
   CPUMOE_INLINE int64_t line(int64_t inputs) {
-    return round_up(round_up(inputs, 32) + ceil_div(inputs, kGroup), 16);
+    return round_up(round_up(inputs, kChunk) + ceil_div(inputs, kGroup), 16);
   }
   CPUMOE_INLINE int64_t pos(int64_t m, int64_t k, int64_t inputs) {
-    return m * line(inputs) + (k & ~int64_t(31)) + (k & 3) * 8 + ((k & 31) >> 2);
+    const int64_t i = k % kChunk;
+    return m * line(inputs) + (k - i) + i % kStep * kLanes + i / kStep;
   }
   CPUMOE_INLINE int64_t factor(int64_t m, int64_t group, int64_t inputs) {
-    return m * line(inputs) + round_up(inputs, 32) + group;
+    return m * line(inputs) + round_up(inputs, kChunk) + group;
   }
   // e of a group: the largest magnitude (bits without sign) comes just below 2^127, or is taken
   // times 2^126.
@@ -73,6 +82,9 @@ struct RowsScaled {
   }
   CPUMOE_INLINE float power(int32_t e) { return bits_to_float(uint32_t(e + 127) << 23); }
 };
+using RowsScaled = RowsScaledBy<32, 8>;
+using RowsScaled64 = RowsScaledBy<64, 16>;
+using RowsScaled128 = RowsScaledBy<128, 16>;
 struct Panels8 {
   CPUMOE_INLINE int64_t pos(int64_t m, int64_t k, int64_t inputs) {
     return (m >> 3) * inputs * 8 + k * 8 + (m & 7);
@@ -80,6 +92,10 @@ struct Panels8 {
   CPUMOE_INLINE int64_t floats(int64_t tokens, int64_t inputs) {
     return ceil_div(tokens, 8) * 8 * inputs;
   }
+};
+
+struct Bf16Rows {
+  CPUMOE_INLINE int64_t line(int64_t inputs) { return round_up(inputs, 32); }
 };
 
 struct Int8Rows {

@@ -105,8 +105,17 @@ void put_spans(std::vector<char>& to, const SpanOrder& order, int64_t m,
   }
 }
 
-void put_scaled_row(std::vector<char>& to, int64_t m, const std::vector<float>& x) {
-  const int64_t inputs = int64_t(x.size()), padded = (inputs + 31) / 32 * 32;
+// Inputs `step` apart in lanes, chunks of `chunk`.
+struct ScaledOrder {
+  int64_t chunk, step;
+};
+const std::map<std::string, ScaledOrder> kScaledOrders = {
+    {"rows_scaled", {32, 4}}, {"rows_scaled64", {64, 4}}, {"rows_scaled128", {128, 8}}};
+
+void put_scaled_row(std::vector<char>& to, const ScaledOrder& order, int64_t m,
+                    const std::vector<float>& x) {
+  const int64_t chunk = order.chunk, step = order.step, inputs = int64_t(x.size());
+  const int64_t padded = (inputs + chunk - 1) / chunk * chunk;
   const int64_t line = m * ((padded + (inputs + 127) / 128 + 15) / 16 * 16);
   for (int64_t g = 0; g < inputs; g += 128) {
     float amax = 0;
@@ -118,7 +127,7 @@ void put_scaled_row(std::vector<char>& to, int64_t m, const std::vector<float>& 
     // 2^e amax in [2^126, 2^127), but 2^-1 <= 2^e <= 2^126.
     int e = !finite ? -1 : amax == 0 ? 126 : std::clamp(126 - std::ilogb(amax), -1, 126);
     for (int64_t k = g; k < std::min(inputs, g + 128); ++k) {
-      const int64_t at = line + k / 32 * 32 + k % 4 * 8 + k % 32 / 4;
+      const int64_t at = line + k / chunk * chunk + k % step * (chunk / step) + k % chunk / step;
       put(to, at * 4, x[size_t(k)] * std::ldexp(1.0f, e));
     }
     put(to, (line + padded + g / 128) * 4, std::ldexp(1.0f, 120 - e));
@@ -132,8 +141,12 @@ std::vector<char> expected(const DotKernel& kernel, const Values& x, int64_t k) 
     const int64_t m = int64_t(t);
     if (layout == "int8_rows") {
       put_int8_row(out, m, x[t]);
-    } else if (layout == "rows_scaled") {
-      put_scaled_row(out, m, x[t]);
+    } else if (layout == "bf16_rows") {
+      const int64_t line = m * ((k + 31) / 32 * 32);
+      for (int64_t j = 0; j < k; ++j)
+        store_from_float(out.data(), Code::bf16, line + j, x[t][size_t(j)]);
+    } else if (kScaledOrders.count(layout) != 0) {
+      put_scaled_row(out, kScaledOrders.at(layout), m, x[t]);
     } else if (kSpanOrders.count(layout) != 0) {
       put_spans(out, kSpanOrders.at(layout), m, x[t]);
     } else {

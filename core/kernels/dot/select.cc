@@ -28,7 +28,14 @@ size_t act_bytes_rows_even_odd(int64_t m, int64_t k) {
   return size_t(RowsEvenOdd::floats(m, k)) * 4;
 }
 size_t act_bytes_rows_scaled(int64_t m, int64_t k) { return size_t(m * RowsScaled::line(k)) * 4; }
+size_t act_bytes_rows_scaled64(int64_t m, int64_t k) {
+  return size_t(m * RowsScaled64::line(k)) * 4;
+}
+size_t act_bytes_rows_scaled128(int64_t m, int64_t k) {
+  return size_t(m * RowsScaled128::line(k)) * 4;
+}
 size_t act_bytes_panels8(int64_t m, int64_t k) { return size_t(Panels8::floats(m, k)) * 4; }
+size_t act_bytes_bf16_rows(int64_t m, int64_t k) { return size_t(m * Bf16Rows::line(k)) * 2; }
 size_t act_bytes_int8_rows(int64_t m, int64_t k) { return size_t(m * Int8Rows::line_bytes(k)); }
 #define CPUMOE_SPANS(act_layout)                                                                  \
   size_t act_bytes_##act_layout(int64_t m, int64_t k) { return size_t(m * Spans::line_bytes(k)); } \
@@ -40,7 +47,10 @@ CPUMOE_SPANS(int8_fours)
 #undef CPUMOE_SPANS
 
 constexpr int64_t k_group_rows = 1, k_group_rows_even_odd = 1, k_group_panels8 = 1,
-                  k_group_rows_scaled = RowsScaled::kGroup, k_group_int8_rows = kActGroup;
+                  k_group_bf16_rows = 1,
+                  k_group_rows_scaled = RowsScaled::kGroup,
+                  k_group_rows_scaled64 = RowsScaled::kGroup,
+                  k_group_rows_scaled128 = RowsScaled::kGroup, k_group_int8_rows = kActGroup;
 
 #define CPUMOE_DOT(isa, shape, code, layout, act_class, act_isa, act_layout, order, m_min, m_max,  \
                    m_block, n_block, n_slice)                                                     \
@@ -85,6 +95,19 @@ std::string refusal(const DotKernel& k, const DotRequest& r, IsaSet isa) {
 const DotKernel* dot_kernels(int* count) {
   *count = int(sizeof kKernels / sizeof kKernels[0]);
   return kKernels;
+}
+
+ActClass class_for(const Format& f, Layout layout, std::optional<ActClass> asked, IsaSet isa) {
+  const auto has = [&](ActClass c) {
+    if (c == ActClass::fp32) return true;
+    if (c == ActClass::int8) return has_integers(f.code, layout);
+    for (const DotKernel& k : kKernels) {
+      if (k.code == f.code && k.layout == layout && k.act_class == c && isa.has(k.isa)) return true;
+    }
+    return false;
+  };
+  if (asked && has(*asked)) return *asked;
+  return has(f.act_class) ? f.act_class : ActClass::fp32;
 }
 
 const DotKernel* select_dot(const DotRequest& request, IsaSet isa, std::string* why) {

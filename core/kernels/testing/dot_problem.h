@@ -86,6 +86,14 @@ struct Problem {
     std::vector<double> out;
     for (int64_t j = 0; j < k; ++j) out.push_back(double(token(i, j)));
     if (kernel.act_class == ActClass::fp32) return out;
+    if (kernel.act_class == ActClass::bf16) {
+      uint16_t half;
+      for (double& v : out) {
+        store_from_float(&half, Code::bf16, 0, float(v));
+        v = double(load_as_float(&half, Code::bf16, 0));
+      }
+      return out;
+    }
     for (int64_t g = 0; g < k; g += kActGroup) {
       float group[kActGroup];
       int8_t codes[kActGroup];

@@ -23,6 +23,13 @@ inline double dot_bound(int64_t k, double sum_abs) {
   return gamma(k) * sum_abs + double(k) * kTiny;
 }
 
+// The same where products of bf16 pairs are added two at a time, in any order, and what lies below
+// 2^-126 may count as zero: each of two operands of a product (then the product is lost, at most
+// 2^-126 times the other operand, of at most `largest`), the product and the sum it meets.
+inline double flushed_dot_bound(int64_t k, double sum_abs, double largest) {
+  return gamma(k + 1) * sum_abs + double(k) * (2 * largest + 2) * 1.1754943508222875e-38;
+}
+
 // The same for quantised weights w = s (q - z) or s q - m, whose products with activations a may be
 // summed as s sum(q a) - s z sum(a), and for activations with a scale per 32 inputs. Whatever the
 // order: at most 32 roundings of sums inside a group, then three for each of the groups (its two

@@ -10,6 +10,7 @@
 #include "kernels/dot/quantize.h"
 #include "kernels/testing/tolerance.h"
 #include "kernels/testing/weights.h"
+#include "machine/machine.h"
 #include "moe/moe.h"
 
 namespace cpumoe::testing {
@@ -125,6 +126,23 @@ inline Bounded dot(const WeightView& w, int64_t n, const std::vector<Bounded>& x
   return {sum, carried + dot_bound(w.k + 1 + (plain ? 0 : 8), magnitude)};
 }
 
+// What class bf16 makes of activations. Rounding keeps the order of numbers: it is the interval's ends
+// that are rounded.
+inline std::vector<Bounded> halved(const std::vector<Bounded>& x) {
+  const auto half = [](double v) {
+    uint16_t bits;
+    store_from_float(&bits, Code::bf16, 0, float(v));
+    return double(load_as_float(&bits, Code::bf16, 0));
+  };
+  std::vector<Bounded> out;
+  for (const Bounded& v : x) {
+    const double value = half(v.value);
+    out.push_back({value, std::fmax(half(v.value + v.error) - value,
+                                    value - half(v.value - v.error))});
+  }
+  return out;
+}
+
 // What class int8 makes of activations (quantize.h). A value whose error may carry it over the
 // border between two codes may be off by a whole one.
 inline std::vector<Bounded> quantized(const std::vector<Bounded>& x) {
@@ -196,10 +214,13 @@ inline std::vector<Bounded> expert(const ExpertsView& x, int64_t e,
                                    const std::vector<Bounded>& tokens,
                                    std::optional<ActClass> act_class) {
   const size_t i = size_t(e);
+  static const IsaSet isa = probe_machine().isa;
   const auto operand = [&](const WeightView& w, const std::vector<Bounded>& v) {
-    return class_for(*w.format, w.layout, act_class) == ActClass::int8 ? quantized(v) : v;
+    const ActClass c = class_for(*w.format, w.layout, act_class, isa);
+    return c == ActClass::fp32 ? v : c == ActClass::int8 ? quantized(v) : halved(v);
   };
   const std::vector<Bounded> in = operand(x.gate[i], tokens);
+  const std::vector<Bounded> in_up = x.up.empty() ? in : operand(x.up[i], tokens);
   const auto bias = [](std::span<const VectorView> b, size_t at, int64_t n, double* value) {
     if (b.empty()) return static_cast<const double*>(nullptr);
     *value = element(b[at], n);
@@ -215,7 +236,7 @@ inline std::vector<Bounded> expert(const ExpertsView& x, int64_t e,
       continue;
     }
     Bounded up = x.interleaved ? dot(x.gate[i], g + 1, in, bias(x.gate_bias, i, g + 1, &b))
-                               : dot(x.up[i], n, in, bias(x.up_bias, i, n, &b));
+                               : dot(x.up[i], n, in_up, bias(x.up_bias, i, n, &b));
     const double limit = double(x.act.limit);
     gate = clamped(gate, -INFINITY, limit);
     up = clamped(up, -limit, limit);

@@ -1,0 +1,291 @@
+// Class bf16, weights in rows: VDPBF16PS takes 32 weights and 32 activations as they lie in memory.
+// Nothing is decoded and nothing is written for a second pass over a weight.
+#include <immintrin.h>
+
+#include "kernels/dot/dot.h"
+#include "kernels/dot/layouts.h"
+
+namespace cpumoe::avx512_bf16 {
+namespace {
+
+constexpr int64_t kStep = 32;  // inputs of a register
+
+CPUMOE_INLINE __m512bh load_step(const char* p) { return (__m512bh)_mm512_loadu_si512(p); }
+// The first `count` (1..32) inputs, zeros behind them; other bytes are not read.
+CPUMOE_INLINE __m512bh load_part(const char* p, int64_t count) {
+  return (__m512bh)_mm512_maskz_loadu_epi16(__mmask32((uint64_t(1) << count) - 1), p);
+}
+
+// The sums of the lanes of four registers.
+CPUMOE_INLINE __m128 sum_fours(__m512 a, __m512 b, __m512 c, __m512 d) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+  const __m512 v = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                                 _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
+
+// ---- one to four tokens: bound by memory. Two chains of sums for each row and token.
+
+constexpr int64_t kStreamRows = 8;       // that take one span of inputs after the other
+constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
+
+// Inputs of a span: those of all tokens are at most half of L1. One token's stay in it anyway.
+template <int T>
+constexpr int64_t kStreamSpan = T == 1 ? 16384 : T == 2 ? 4096 : 2048;
+
+// R rows x T tokens over a span. sums: two registers for each, to start from and to leave sums in.
+template <int R, int T>
+CPUMOE_INLINE void stream_span(const char* w, int64_t stride, const char* x, int64_t xs,
+                               int64_t inputs, bool first, __m512* sums, const char* const* next) {
+  __m512 acc[R][T][2];
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      acc[r][t][0] = first ? _mm512_setzero_ps() : sums[(r * T + t) * 2];
+      acc[r][t][1] = first ? _mm512_setzero_ps() : sums[(r * T + t) * 2 + 1];
+    }
+  }
+  const auto step = [&](int64_t k, const auto& load, auto chain) __attribute__((always_inline)) {
+    __m512bh v[R];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r) v[r] = load(w + r * stride + k * 2);
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      const __m512bh xt = load_step(x + t * xs + k * 2);
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) {
+        acc[r][t][chain] = _mm512_dpbf16_ps(acc[r][t][chain], v[r], xt);
+      }
+    }
+  };
+  struct Zero {
+    constexpr operator int() const { return 0; }
+  };
+  struct One {
+    constexpr operator int() const { return 1; }
+  };
+  const auto whole = [](const char* p) __attribute__((always_inline)) { return load_step(p); };
+  int64_t k = 0;
+  for (; k + 2 * kStep <= inputs; k += 2 * kStep) {
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r) {
+      _mm_prefetch(next[r] + k * 2, _MM_HINT_T1);
+      _mm_prefetch(next[r] + k * 2 + 64, _MM_HINT_T1);
+    }
+    step(k, whole, Zero{});
+    step(k + kStep, whole, One{});
+  }
+  if (k < inputs) {
+    const int64_t left = inputs - k;
+    const auto part = [&](int64_t count) {
+      return [count](const char* p) __attribute__((always_inline)) { return load_part(p, count); };
+    };
+    step(k, part(min64(left, kStep)), Zero{});
+    if (left > kStep) step(k + kStep, part(left - kStep), One{});
+  }
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) {
+      sums[(r * T + t) * 2] = acc[r][t][0];
+      sums[(r * T + t) * 2 + 1] = acc[r][t][1];
+    }
+  }
+}
+
+// All features of the slice for T tokens from m on.
+template <int T>
+static void stream_tokens(const DotArgs& a, int64_t m) {
+  constexpr int R = T == 1 ? 1 : 2;
+  constexpr int64_t kSpan = kStreamSpan<T>;
+  const WeightView& w = *a.w;
+  const int64_t stride = w.stride * 2, xs = Bf16Rows::line(w.k) * 2;
+  const char* base = static_cast<const char*>(w.data);
+  const char* x = static_cast<const char*>(a.act) + m * xs;
+  float* c = a.c + (m - a.m0) * a.c_stride;
+  const bool spans = w.k > kSpan;
+  // Where row `row` of the block from n on lies, of this slice or of the next one.
+  const auto line = [&](int64_t n, int64_t row) {
+    if (n + row < a.n1) return base + (n + row) * stride;
+    if (a.next != nullptr) return static_cast<const char*>(a.next) + (n + row - a.n1) * stride;
+    return base + n * stride;
+  };
+  __m512 sums[kStreamRows * T * 2];
+  for (int64_t n = a.n0; n < a.n1; n += kStreamRows) {
+    const int64_t rows = min64(kStreamRows, a.n1 - n);
+    int64_t k = 0;
+    do {
+      const int64_t inputs = min64(kSpan, w.k - k), bytes = max64(64, inputs * 2);
+      const int64_t ahead = max64(1, kStreamAhead / bytes);  // rows of this span
+      const auto next = [&](int64_t r) {  // what is used `ahead` pieces later
+        int64_t row = r + ahead, at = k;
+        if (spans && row >= rows) {
+          at = k + kSpan < w.k ? k + kSpan : 0;
+          row = at == 0 ? row - rows + kStreamRows : min64(row - rows, rows - 1);
+        }
+        return line(n, row) + at * 2;
+      };
+      int64_t r = 0;
+      for (; r + R <= rows; r += R) {
+        const char* to[2] = {next(r), next(r + R - 1)};
+        stream_span<R, T>(base + (n + r) * stride + k * 2, stride, x + k * 2, xs, inputs, k == 0,
+                          sums + r * T * 2, to);
+      }
+      if (r < rows) {
+        const char* to[1] = {next(r)};
+        stream_span<1, T>(base + (n + r) * stride + k * 2, stride, x + k * 2, xs, inputs, k == 0,
+                          sums + r * T * 2, to);
+      }
+      k += kSpan;
+    } while (k < w.k);
+    for (int64_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) {
+        const __m512* s = sums + (r * T + t) * 2;
+        const __m512 v = _mm512_add_ps(s[0], s[1]);
+        c[t * a.c_stride + (n - a.n0) + r] = _mm_cvtss_f32(sum_fours(v, v, v, v));
+      }
+    }
+  }
+}
+
+// ---- more tokens: four rows by six tokens in registers. A block of rows stays in L2 while all tokens
+// pass, six tokens' inputs in L1 while its rows do.
+
+constexpr int64_t kBlockRows = 32;
+constexpr int64_t kBlockInputs = 2048;
+constexpr int64_t kTileTokens = 6;
+
+// Where the block lies that is used next; lines of it are asked for in step with this one's.
+struct Ahead {
+  const char* at;
+  int64_t stride;
+};
+
+// c[t * cs + r] (+)= R rows x T tokens over `inputs`.
+template <int R, int T, bool kFetch>
+CPUMOE_INLINE void block_tile(const char* w, int64_t stride, const char* x, int64_t xs,
+                              int64_t inputs, float* c, int64_t cs, bool first, Ahead ahead) {
+  __m512 acc[R][T];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t) acc[r][t] = _mm512_setzero_ps();
+  }
+  const auto step = [&](int64_t k, const auto& load) __attribute__((always_inline)) {
+    __m512bh v[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) v[r] = load(w + r * stride + k * 2);
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t) {
+      __m512bh xt = load_step(x + t * xs + k * 2);
+      __asm__("" : "+v"(xt));  // else GCC reads it once per row
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) acc[r][t] = _mm512_dpbf16_ps(acc[r][t], v[r], xt);
+    }
+  };
+  int64_t k = 0;
+  for (; k + kStep <= inputs; k += kStep) {
+    if constexpr (kFetch) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) _mm_prefetch(ahead.at + r * ahead.stride + k * 2, _MM_HINT_T1);
+    }
+    step(k, [](const char* p) __attribute__((always_inline)) { return load_step(p); });
+  }
+  if (k < inputs) {
+    const int64_t left = inputs - k;
+    step(k, [=](const char* p) __attribute__((always_inline)) { return load_part(p, left); });
+  }
+#pragma GCC unroll 6
+  for (int t = 0; t < T; ++t) {
+    float* to = c + t * cs;
+    const __m128 s = sum_fours(acc[0][t], acc[R > 1 ? 1 : 0][t], acc[R > 2 ? 2 : 0][t],
+                               acc[R > 3 ? 3 : 0][t]);
+    if constexpr (R == 4) {
+      _mm_storeu_ps(to, first ? s : _mm_add_ps(_mm_loadu_ps(to), s));
+    } else {
+      *to = first ? _mm_cvtss_f32(s) : *to + _mm_cvtss_f32(s);
+    }
+  }
+}
+
+template <int T, bool kFetch>
+static void block_rows(const char* w, int64_t stride, int64_t rows, const char* x, int64_t xs,
+                       int64_t inputs, float* c, int64_t cs, bool first, Ahead ahead) {
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4, ahead.at += 4 * ahead.stride) {
+    block_tile<4, T, kFetch>(w + r * stride, stride, x, xs, inputs, c + r, cs, first, ahead);
+  }
+  for (; r < rows; ++r, ahead.at += ahead.stride) {
+    block_tile<1, T, kFetch>(w + r * stride, stride, x, xs, inputs, c + r, cs, first, ahead);
+  }
+}
+
+template <bool kFetch, class... Args>
+CPUMOE_INLINE void block_tokens(int64_t tokens, Args... args) {
+  if (tokens == 1) return block_rows<1, kFetch>(args...);
+  if (tokens == 2) return block_rows<2, kFetch>(args...);
+  if (tokens == 3) return block_rows<3, kFetch>(args...);
+  if (tokens == 4) return block_rows<4, kFetch>(args...);
+  if (tokens == 5) return block_rows<5, kFetch>(args...);
+  block_rows<6, kFetch>(args...);
+}
+
+}  // namespace
+
+void dot_bf16_stream_rows_bf16(const DotArgs& a) {
+  for (int64_t m = a.m0; m < a.m1;) {
+    const int64_t left = a.m1 - m;
+    if (left == 1) {
+      stream_tokens<1>(a, m), m += 1;
+    } else if (left == 2) {
+      stream_tokens<2>(a, m), m += 2;
+    } else if (left == 3) {
+      stream_tokens<3>(a, m), m += 3;
+    } else {
+      stream_tokens<4>(a, m), m += 4;
+    }
+  }
+}
+size_t scratch_bf16_stream(int64_t, int64_t, int64_t) { return 0; }
+
+void dot_bf16_block_rows_bf16(const DotArgs& a) {
+  const WeightView& w = *a.w;
+  const int64_t stride = w.stride * 2, xs = Bf16Rows::line(w.k) * 2;
+  const char* base = static_cast<const char*>(w.data);
+  for (int64_t n = a.n0; n < a.n1; n += kBlockRows) {
+    const int64_t rows = min64(kBlockRows, a.n1 - n);
+    int64_t k = 0;
+    do {
+      const int64_t inputs = min64(kBlockInputs, w.k - k);
+      const char* at = base + n * stride + k * 2;
+      Ahead ahead{at, stride};
+      if (k + kBlockInputs < w.k) {
+        ahead.at = at + kBlockInputs * 2;
+      } else if (n + kBlockRows < a.n1) {
+        ahead.at = base + (n + kBlockRows) * stride;
+      } else if (a.next != nullptr) {
+        ahead.at = static_cast<const char*>(a.next);
+      }
+      for (int64_t m = a.m0; m < a.m1; m += kTileTokens) {
+        const char* x = static_cast<const char*>(a.act) + m * xs + k * 2;
+        float* c = a.c + (m - a.m0) * a.c_stride + (n - a.n0);
+        const int64_t tokens = min64(kTileTokens, a.m1 - m);
+        const bool first = k == 0;
+        if (m == a.m0) {
+          block_tokens<true>(tokens, at, stride, rows, x, xs, inputs, c, a.c_stride, first, ahead);
+        } else {
+          block_tokens<false>(tokens, at, stride, rows, x, xs, inputs, c, a.c_stride, first, ahead);
+        }
+      }
+      k += kBlockInputs;
+    } while (k < w.k);
+  }
+}
+size_t scratch_bf16_block(int64_t, int64_t, int64_t) { return 0; }
+
+}  // namespace cpumoe::avx512_bf16
