@@ -100,6 +100,7 @@ inline TinyModel make_tiny(const TinyShape& s) {
   m.spec.vocab = 67;
   m.spec.hidden = s.hidden;
   m.spec.max_tokens = 4096;
+  m.spec.act_class = ActClass::fp32;  // the reference rounds no activations
   m.spec.norm_eps = 1e-5f;
   m.spec.embed = m.weight(m.spec.vocab, s.hidden);
   m.spec.final_norm = m.norm(s.hidden);

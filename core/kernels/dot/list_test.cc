@@ -1,4 +1,5 @@
 // The list of kernels, the choice from it and refusals.
+#include <optional>
 #include <string>
 
 #include "kernels/dot/dot.h"
@@ -49,6 +50,25 @@ TEST(selection_golden_table) {
     CHECK(k != nullptr);
     CHECK_EQ(std::string(k->name), std::string(g.name));
   }
+}
+
+TEST(classes_that_a_cpu_has) {
+  const auto of = [](const char* name, Layout layout, std::optional<ActClass> asked,
+                     const char* isa) {
+    return class_for(*find_format(name), layout, asked, up_to(isa));
+  };
+  CHECK(of("bf16", Layout::rows, {}, "avx2") == ActClass::fp32);
+  CHECK(of("bf16", Layout::rows, ActClass::bf16, "avx512") == ActClass::fp32);
+  CHECK(of("bf16", Layout::rows, ActClass::fp32, "avx512_bf16") == ActClass::fp32);
+  if (test_isa().has(Isa::avx512_bf16)) {
+    CHECK(of("bf16", Layout::rows, {}, "avx512_bf16") == ActClass::bf16);
+    CHECK(of("bf16", Layout::rows, ActClass::int8, "avx512_bf16") == ActClass::bf16);
+  }
+  CHECK(of("fp32", Layout::rows, ActClass::bf16, "avx512_bf16") == ActClass::fp32);
+  CHECK(of("q4_0", Layout::rows, {}, "scalar") == ActClass::int8);
+  CHECK(of("q4_0", Layout::rows, ActClass::bf16, "avx512_bf16") == ActClass::int8);
+  CHECK(of("q4_0", Layout::rows, ActClass::fp32, "avx2") == ActClass::fp32);
+  CHECK(of("int4_g32", Layout::columns, ActClass::int8, "avx2") == ActClass::fp32);
 }
 
 TEST(refusal_names_every_candidate) {
