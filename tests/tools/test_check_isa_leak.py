@@ -19,6 +19,7 @@ ISAS = {"avx2": FLAGS}
 def test_rows_of_the_build_are_read() -> None:
     isas = check_isa_leak.read_isas((ROOT / "cmake" / "isa.cmake").read_text())
     assert isas["avx2"] == FLAGS
+    assert set(FLAGS) < set(isas["avx512"]) < set(isas["avx512_bf16"])
     assert "scalar" not in isas
 
 
@@ -81,6 +82,15 @@ def test_leaks_are_found(tmp_path: Path, source: str, reason: str) -> None:
 def test_flags_on_the_wrong_file_are_found(tmp_path: Path) -> None:
     (found,) = check(tmp_path, "int x;", "scalar.cc", "-mfma")
     assert "compiled with -mfma, flags of avx2" in found
+
+
+def test_a_wider_row_may_have_the_flags_of_a_narrower_one(tmp_path: Path) -> None:
+    source = GOOD.replace("avx2", "avx512")
+    flags = [*FLAGS, "-mavx512f"]
+    check(tmp_path, source, "avx512.cc", *flags)
+    units = check_isa_leak.read_units(tmp_path)
+    isas = ISAS | {"avx512": flags}
+    assert list(check_isa_leak.problems(units, isas)) == []
 
 
 def test_missing_flags_are_found(tmp_path: Path) -> None:
