@@ -96,7 +96,7 @@ test-thread: build/venv/ready
 	$(call cmake_build,thread,-DCPUMOE_SANITIZE=thread,--target machine_executor_test)
 	$(CTEST) build/thread -R machine/executor
 
-# Everything under the best ISA, then the tests that take seconds under each of the others.
+# Everything under the best ISA, what compares numbers under the others.
 test-python: $(VENV)/installed-test
 	@$(BIN)/python tools/pytest_per_isa.py
 

@@ -168,7 +168,7 @@ def published_format(spec: ModelSpec) -> str:
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """One cell for each format and class."""
     text = arguments.text.read_text(encoding="utf-8")
-    base = cpumoe.load(arguments.model)
+    base = cpumoe.load(arguments.model, activations="fp32")
     cells: list[dict[str, Any]] = []
     names = arguments.formats.split(",") if arguments.formats else [*WRITTEN, *GGML]
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:

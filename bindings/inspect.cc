@@ -135,8 +135,8 @@ void bind_inspect(nb::module_& m) {
   m.def("formats", &formats,
         "The table of weight formats: dicts with name, code, the code's block (block_elements of a\n"
         "line, block_lines, block_bytes), scale_rows and scale_cols (features and inputs that share a\n"
-        "scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default, where this CPU\n"
-        "has kernels for it).");
+        "scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default,\n"
+        "where this CPU has kernels for it).");
   m.def("class_for", &class_for, "format"_a, "layout"_a, "activations"_a = "auto",
         "The class of activations that products of this format and layout run in.");
   m.def("select_dot", &select_dot, "format"_a, "layout"_a, "tokens"_a, "activations"_a = "auto",

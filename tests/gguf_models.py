@@ -5,7 +5,7 @@ experts stacked, gpt-oss's gate and up apart, DeepSeek's kv_b in two parts.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -189,11 +189,12 @@ def write_gguf(
     *,
     absorbed: bool = False,
     more: Callable[[gguf.GGUFWriter], None] | None = None,
+    apart: Mapping[str, Convert] | None = None,
 ) -> None:
     """Write `case` to `path`.
 
     convert: values of a matrix -> (what to store, its type); absorbed: DeepSeek's newer form;
-    more: adds other metadata.
+    more: adds other metadata. apart: part of a tensor's name -> what converts it instead.
     """
     c = case.hf.config
     arch = ARCHITECTURES[c.model_type]
@@ -222,8 +223,9 @@ def write_gguf(
         if new.endswith("gate_inp_shexp.weight"):
             value = value[0]  # published files drop the extent of one
         value = np.ascontiguousarray(value)
-        if convert is not None and value.ndim > 1 and "gate_inp" not in new:
-            stored, kind = convert(value)
+        of_name = next((c for part, c in (apart or {}).items() if part in new), convert)
+        if of_name is not None and value.ndim > 1 and "gate_inp" not in new:
+            stored, kind = of_name(value)
             w.add_tensor(new, stored, raw_dtype=kind)
         else:
             w.add_tensor(new, value)

@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ISA_ROW = re.compile(r"^cpumoe_isa\((\w+) +(?:\"[^\"]*\"|\w+)((?:\s+-[\w=.+-]+)*)\s*\)", re.MULTILINE)
+ISA_ROW = re.compile(
+    r"^cpumoe_isa\((\w+) +(?:\"[^\"]*\"|\w+)((?:\s+-[\w=.+-]+)*)\s*\)", re.MULTILINE
+)
 # What a kernel may call: moves that the compiler emits itself, libm, and the linker's own symbols.
 ALLOWED_CALLS = {
     "memcpy", "memmove", "memset", "memcmp",

@@ -20,7 +20,15 @@ from cpumoe.models import FAMILIES
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "formats.md"
 BEGIN, END = "<!-- support table: tools/support_table.py -->\n", "<!-- end of table -->\n"
 GROUP = re.compile(r"_g\d+$|_row$")
-CELLS = (("avx2", "fp32"), ("avx2", "int8"), ("scalar", "fp32"), ("scalar", "int8"))
+CELLS = (
+    ("avx512_bf16", "bf16"),
+    ("avx512", "fp32"),
+    ("avx512", "int8"),
+    ("avx2", "fp32"),
+    ("avx2", "int8"),
+    ("scalar", "fp32"),
+    ("scalar", "int8"),
+)
 
 Row = dict[str, Any]
 

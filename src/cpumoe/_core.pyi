@@ -220,7 +220,13 @@ def formats() -> list:
     """
     The table of weight formats: dicts with name, code, the code's block (block_elements of a
     line, block_lines, block_bytes), scale_rows and scale_cols (features and inputs that share a
-    scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default).
+    scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default, where this CPU
+    has kernels for it).
+    """
+
+def class_for(format: str, layout: str, activations: str = 'auto') -> str:
+    """
+    The class of activations that products of this format and layout run in.
     """
 
 def select_dot(format: str, layout: str, tokens: int, activations: str = 'auto') -> tuple:

@@ -24,7 +24,7 @@ from cpumoe.weight import Weight
 
 A = TypeVar("A", bound=SupportsDLPack)
 Weights = SupportsDLPack | Weight | Sequence[SupportsDLPack] | Sequence[Weight]
-ActivationClass = Literal["auto", "fp32", "int8"]
+ActivationClass = Literal["auto", "fp32", "bf16", "int8"]
 Activation = Literal["identity", "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"]
 Layout = Literal["rows", "columns"]
 RouterKind = Literal["softmax_topk", "topk_softmax", "sigmoid"]
@@ -185,10 +185,12 @@ def moe(
         executor: the threads. Default: one per process. The result does not depend on their number.
         skip_sentinel: the id E is allowed and skipped (expert parallelism: "not on this rank").
         activations: what x and the intermediate are rounded to inside a product. "fp32": not at
-            all. "int8": per token and 32 inputs, where the weights' format has integer products
-            (fp32 elsewhere). "auto": each format's default, see docs/formats.md.
+            all. "bf16": to bf16, where weights are bf16; needs a CPU with avx512_bf16. "int8": per
+            token and 32 inputs, where the weights' format has integer products. "auto", and
+            weights without such products: each format's default on this CPU, see docs/formats.md.
 
-    Returns `out`. Raises Error when shapes, dtypes, devices or ids do not fit.
+    Returns `out`. Raises Error when shapes, dtypes, devices or ids do not fit, or when this CPU has
+    no kernels for the activations asked for.
 
     Source: Shazeer et al., "Outrageously Large Neural Networks", 2017; experts as in `Experts`.
 

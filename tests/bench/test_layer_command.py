@@ -97,12 +97,14 @@ def test_a_wrong_operator_stops_the_command(capsys, monkeypatch, tiny_shape, ste
     ("args", "message"),
     [
         (["--shape", "nothing"], "the name must be one of"),
-        (["--format", "int3"], "the format must be one of fp32, fp16, bf16"),
-        (["--tokens", "1,x"], "--tokens must be positive integers"),
-        (["--tokens", "0"], "--tokens must be positive integers"),
-        (["--threads", "-1"], "--threads must be positive integers"),
-        (["--peer", "nobody"], "the peer must be one of llama_cpp, transformers"),
-        (["--pages", "large"], "--pages must be huge or small"),
+        (["--format", "int3"], "--format: must be one of fp32, fp16, bf16, fp8_block"),
+        (["--tokens", "1,x"], "--tokens: must be integers from 1 to 1048576"),
+        (["--tokens", "0"], "--tokens: must be integers from 1 to 1048576"),
+        (["--threads", "1025"], "--threads: must be integers from 1 to 1024"),
+        (["--isa", "sse"], "--isa: must be one of scalar"),
+        (["--json", "/nowhere/x"], "--json: must name a file in a directory"),
+        (["--peer", "nobody"], "--peer: must be one of llama_cpp, transformers"),
+        (["--pages", "large"], "'large' is not one of"),
     ],
 )
 def test_bad_options_are_named(capsys, steady, tiny_shape, args, message):

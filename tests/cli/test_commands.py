@@ -45,6 +45,17 @@ def test_help_lists_every_verb():
     assert {"generate", "chat"} <= set(main.verbs())
 
 
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_help_names_every_default(verb):
+    """An option without one says so; flags show theirs."""
+    done = cli(verb, "--help", COLUMNS="300")
+    rows = [r for r in text(done).splitlines() if r.startswith("│ --") and "<bool>" not in r]
+    assert len(rows) > 10
+    for row in rows:
+        if "--file" not in row:
+            assert "efault: " in row, row
+
+
 def test_version():
     assert text(cli("--version")).strip() == f"cpumoe {cpumoe.__version__}"
 
@@ -88,8 +99,12 @@ BAD = {
     "two prompts": (["MODEL", "x", "--file", "y"], "give either PROMPT"),
     "absent file": (["MODEL", "--file", "/nonexistent"], "/nonexistent: No such file"),
     "long prompt": (["MODEL", "word " * 40, "--context", "16"], "at most 16 tokens"),
-    "top_p": (["MODEL", "x", "--top-p", "3"], "top_p: must be above 0"),
-    "kv": (["MODEL", "x", "--kv", "int3"], "kv: must be"),
+    "top_p": (["MODEL", "x", "--top-p", "0"], "cpumoe: --top-p: must be above 0"),
+    "penalty": (["MODEL", "x", "--repetition-penalty", "-1"], "--repetition-penalty: must be"),
+    "stop": (["MODEL", "x", "--stop", ""], "--stop: must be strings that are not empty"),
+    "context": (["MODEL", "x", "--context", "9999"], "--context: must be from 1 to 2048"),
+    "kv": (["MODEL", "x", "--kv", "int3"], "'int3' is not one of 'fp16'"),
+    "activations": (["MODEL", "x", "--activations", "q"], "'q' is not one of 'auto', 'fp32'"),
     "threads": (["MODEL", "x", "--threads", "0"], "--threads"),
     "unknown option": (["MODEL", "x", "--frobnicate"], "frobnicate"),
 }

@@ -1,60 +1,26 @@
 """Text from GGUF files: the bundled model as one, and SmolLM2 as published."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-import gguf
 import numpy as np
 import pytest
-import transformers
 
 import cpumoe
 from cpumoe import Error
 from cpumoe.engine import Conversation
+from gguf_bundled import bundled_case, write_bundled
 from gguf_models import write_gguf
-from tiny_models import Tiny
+from real_text import PROMPTS, TOKENS, greedy, require_same_text
 
 GREEDY = {"temperature": 0, "max_tokens": 40}
-BF16 = gguf.GGMLQuantizationType.BF16
-
-
-def add_tokenizer(writer: gguf.GGUFWriter, folder: Path) -> None:
-    """tokenizer.json of a byte-level BPE, as GGUF metadata."""
-    described = json.loads((folder / "tokenizer.json").read_text())
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    tokens = sorted(described["model"]["vocab"], key=described["model"]["vocab"].__getitem__)
-    named = {t["content"]: t["id"] for t in described["added_tokens"]}
-    assert all(tokens[i] == name for name, i in named.items())
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if t in named else 1 for t in tokens])
-    merges = described["model"]["merges"]
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    writer.add_eos_token_id(named[config["eos_token"]])
-    writer.add_pad_token_id(named[config["pad_token"]])
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(config["chat_template"])
-    writer.add_sampling_temp(0.7)
-    writer.add_sampling_top_k(40)
-    writer.add_sampling_top_p(0.95)
 
 
 @pytest.fixture(scope="module")
 def converted(bundled, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("gguf") / "tiny-stories.gguf"
-    case = Tiny(bundled, SimpleNamespace(config=transformers.AutoConfig.from_pretrained(bundled)))
-    write_gguf(
-        path,
-        case,
-        lambda value: (gguf.quantize(value, BF16), BF16),
-        more=lambda writer: add_tokenizer(writer, bundled),
-    )
-    return path
+    return write_bundled(tmp_path_factory.mktemp("gguf") / "tiny-stories.gguf", bundled)
 
 
 def test_the_same_text_as_from_the_directory(bundled, converted):
@@ -105,24 +71,13 @@ def test_the_command(converted):
 
 
 def test_a_file_without_a_tokenizer(bundled, tmp_path):
-    case = Tiny(bundled, SimpleNamespace(config=transformers.AutoConfig.from_pretrained(bundled)))
-    write_gguf(tmp_path / "m.gguf", case)
+    write_gguf(tmp_path / "m.gguf", bundled_case(bundled))
     model = cpumoe.load(tmp_path / "m.gguf")
     assert len(model.generate([5, 6], max_tokens=3, temperature=0).ids) == 3
     with pytest.raises(Error, match=r"tokenizer\.ggml\.model must be a string; it is missing"):
         model.generate("text")
     with pytest.raises(Error, match="stop: needs a tokenizer"):
         model.generate([5], stop="x")
-
-
-PROMPTS = [
-    "The capital of France is",
-    "Explain in two sentences why the sky is blue.",
-    "def fibonacci(n):\n",
-    "Once upon a time, in a village by the sea,",
-    "Question: What is 12 times 7?\nAnswer:",
-]
-TOKENS = 64
 
 
 @pytest.fixture(scope="module")
@@ -133,24 +88,15 @@ def smollm2() -> Path:
     return Path(name)
 
 
-def greedy(model: cpumoe.Model, ids: list[int]) -> list[int]:
-    return model.generate(ids, temperature=0, max_tokens=TOKENS, ignore_eos=True).ids
-
-
 def test_published_q4_1_equals_transformers(smollm2):
     """Weights in place, activations in fp32: Transformers' text on decoded weights."""
-    import torch
-
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
     model = cpumoe.load(smollm2, kv="fp32", activations="fp32")
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
     ).eval()
-    reference.generation_config.eos_token_id = None  # go on for all tokens, as ignore_eos does
-    for prompt in PROMPTS:
-        ids = model.tokenizer.encode(prompt)
-        with torch.inference_mode():
-            want = reference.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=TOKENS)
-        assert greedy(model, ids) == want[0, len(ids) :].tolist(), prompt
+    require_same_text(model, reference)
     answer = model.chat("What is the capital of France?", temperature=0, max_tokens=20)
     assert "Paris" in answer.text
     assert answer.finish == "stop"

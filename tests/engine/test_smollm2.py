@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 
 import cpumoe
-
-PROMPTS = [
-    "The capital of France is",
-    "Explain in two sentences why the sky is blue.",
-    "def fibonacci(n):\n",
-    "Once upon a time, in a village by the sea,",
-    "Question: What is 12 times 7?\nAnswer:",
-]
-TOKENS = 64
+from real_text import PROMPTS, TOKENS, greedy, require_same_text
 
 
 @pytest.fixture(scope="module")
@@ -35,22 +27,11 @@ def exact(path: Path) -> cpumoe.Model:
     return cpumoe.load(path, kv="fp32")
 
 
-def greedy(model: cpumoe.Model, ids: list[int]) -> list[int]:
-    return model.generate(ids, temperature=0, max_tokens=TOKENS, ignore_eos=True).ids
-
-
 def test_greedy_text_equals_transformers(path: Path, exact: cpumoe.Model) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     reference = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    reference.generation_config.eos_token_id = None  # go on for all tokens, as ignore_eos does
-    for prompt in PROMPTS:
-        ids = exact.tokenizer.encode(prompt)
-        with torch.inference_mode():
-            expected = reference.generate(
-                torch.tensor([ids]), do_sample=False, max_new_tokens=TOKENS
-            )[0, len(ids) :].tolist()
-        assert greedy(exact, ids) == expected, prompt
+    require_same_text(exact, reference)
 
 
 def test_fp16_cache_differs_at_ties_only(path: Path, exact: cpumoe.Model) -> None:

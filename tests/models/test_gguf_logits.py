@@ -141,6 +141,36 @@ def stored(value: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     return scaled(blocks, kind, unit(kind)).reshape(*value.shape[:-1], -1)
 
 
+def test_gate_up_and_down_of_different_types(tmp_path):
+    """Files whose types follow each tensor's importance: a layer's gate and up may differ."""
+    case, ids = tiny("qwen3_moe-wide"), np.random.default_rng(0).integers(0, 40, 21).tolist()
+    kinds = {"gate": KINDS.Q4_K, "up": KINDS.Q6_K, "down": KINDS.F16}
+    apart = {
+        f"ffn_{part}_exps": lambda value, kind=kind: (stored(value, kind), kind)
+        for part, kind in kinds.items()
+    }
+    write_gguf(tmp_path / "m.gguf", case, apart=apart)
+    reference = copy.deepcopy(case.hf)
+    with torch.no_grad():
+        for name, p in reference.named_parameters():
+            if name.endswith("experts.gate_up_proj"):
+                half = p.shape[1] // 2
+                for part, rows in (("gate", slice(half)), ("up", slice(half, None))):
+                    kind, values = kinds[part], p[:, rows].contiguous().numpy()
+                    p[:, rows] = torch.from_numpy(
+                        gguf.dequantize(stored(values, kind), kind).reshape(values.shape)
+                    )
+            elif name.endswith("experts.down_proj"):
+                p.copy_(p.half().float())
+        want = reference(torch.tensor([ids])).logits[0].numpy()
+    model = load(tmp_path / "m.gguf")
+    ffn = model.spec.layers[0].ffn
+    assert [w[0].format for w in (ffn.expert_gate, ffn.expert_up)] == ["q4_k", "q6_k"]
+    assert relative_error(model.logits(ids), want) < BOUND
+    rounded = cpumoe.load(tmp_path / "m.gguf", kv="fp32").logits(ids)  # int8 beside fp32 products
+    assert BOUND < relative_error(rounded, want) < 0.05
+
+
 BLOCKS = [KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.MXFP4, *SCALES]
 
 

@@ -12,7 +12,7 @@ BOUND = 1e-4
 
 
 def load(path, **options):
-    return cpumoe.load(path, **{"kv": "fp32", **options})
+    return cpumoe.load(path, **{"kv": "fp32", "activations": "fp32", **options})
 
 
 @pytest.mark.parametrize("published", [True, False], ids=["published", "fused"])
@@ -134,6 +134,15 @@ def decisive_prompt(case, length, bits):
         if moved < 16 * 2.0**-bits:
             return ids
     raise AssertionError("no prompt is decisive")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bf16_weights_with_the_activations_of_this_cpu(family):
+    """Class bf16 rounds every input of a product to 8 bits: bounds as for a bf16 cache below."""
+    case = tiny(family, dtype="bfloat16")
+    ids = decisive_prompt(case, 29, 8)
+    error = relative_error(load(case.path, activations="auto").logits(ids), case.logits(ids))
+    assert error < (16 * 2.0**-8 if "avx512_bf16" in cpumoe.machine().isa else BOUND)
 
 
 # Rounding a key or value to p bits moves an attention score or output by at most 2^-p of its size;

@@ -1,7 +1,8 @@
-"""The operator in float64 on the decoded weights, with the error that fp32 arithmetic may make.
+"""The operator in float64 on the decoded weights, with the error that its arithmetic may make.
 
 Every function returns (value, bound): the bound follows each product and sum with half a unit in
-the last place of fp32, first order in epsilon, sums taken in any order.
+the last place of fp32, first order in epsilon, sums taken in any order; and, in class bf16, each
+activation with half a place of bf16.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 EPS = 2.0**-24
 F64 = np.ndarray[Any, np.dtype[np.float64]]
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+CLASS_ROUNDING = {"fp32": 0.0, "bf16": 2.0**-8}
 
 
 def gelu(x: F64) -> F64:
@@ -61,19 +63,20 @@ def _product(w: F64, x: F64, x_error: F64, bias: F64 | None) -> tuple[F64, F64]:
 
 
 def expert(
-    w: Weights, e: int, x: F64, activation: str, alpha: float, limit: float
+    w: Weights, e: int, x: F64, activation: str, alpha: float, limit: float, act_class: str
 ) -> tuple[F64, F64]:
     def bias(b: F64 | None) -> F64 | None:
         return None if b is None else b[e]
 
-    none = np.zeros_like(x)
-    u, du = _product(w.up[e], x, none, bias(w.up_bias))
+    half = CLASS_ROUNDING[act_class]
+    dx = half * np.abs(x)
+    u, du = _product(w.up[e], x, dx, bias(w.up_bias))
     if w.gate is None:
         f, slope = FUNCTIONS[activation]
         mid = f(u)
         dmid = slope(u) * du + 8 * EPS * np.abs(mid)
     else:
-        g, dg = _product(w.gate[e], x, none, bias(w.gate_bias))
+        g, dg = _product(w.gate[e], x, dx, bias(w.gate_bias))
         g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
         if activation == "swiglu_oai":
             s = g / (1 + np.exp(-alpha * g))
@@ -86,6 +89,7 @@ def expert(
             mid = a * u
             dmid = np.abs(a) * du + np.abs(u) * (slope(g) * dg + 8 * EPS * np.abs(a))
         dmid = dmid + EPS * np.abs(mid)
+    dmid = dmid + half * (np.abs(mid) + dmid)
     return _product(w.down[e], mid, dmid, bias(w.down_bias))
 
 
@@ -99,6 +103,7 @@ def moe(
     alpha: float = 1.702,
     limit: float = math.inf,
     dtype: str = "float32",
+    act_class: str = "fp32",
 ) -> tuple[F64, F64]:
     value, bound = np.zeros_like(x), np.zeros_like(x)
     experts = w.down.shape[0]
@@ -107,7 +112,7 @@ def moe(
         for e, weight in zip(ids[t], weights[t], strict=True):
             if e == experts:
                 continue
-            y, dy = expert(w, int(e), x[t], activation, alpha, limit)
+            y, dy = expert(w, int(e), x[t], activation, alpha, limit, act_class)
             value[t] += weight * y
             bound[t] += abs(weight) * dy
             magnitude += np.abs(weight * y)
@@ -116,8 +121,10 @@ def moe(
     return value, bound
 
 
-def linear(w: F64, x: F64, bias: F64 | None, dtype: str = "float32") -> tuple[F64, F64]:
+def linear(
+    w: F64, x: F64, bias: F64 | None, dtype: str = "float32", act_class: str = "fp32"
+) -> tuple[F64, F64]:
     value, bound = np.empty((x.shape[0], w.shape[0])), np.empty((x.shape[0], w.shape[0]))
     for t in range(x.shape[0]):
-        value[t], bound[t] = _product(w, x[t], np.zeros(x.shape[1]), bias)
+        value[t], bound[t] = _product(w, x[t], CLASS_ROUNDING[act_class] * np.abs(x[t]), bias)
     return value, bound + ROUNDING[dtype] * np.abs(value) + 1e-37

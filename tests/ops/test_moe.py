@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import cpumoe
+from cpumoe import _core
 
 E, H, N = 5, 24, 20
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def _random(rng: Any, shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> Any:
@@ -43,22 +45,24 @@ class Case:
     ) -> None:
         x = _random(self.rng, (tokens, H), DTYPES[x_dtype])
         ids, weights = self.routing(tokens)
-        got = cpumoe.moe(x, experts, ids, weights)
         wide = [
             None if a is None else a.astype(np.float64)
             for a in (self.gate, self.up, self.down, self.gate_bias, self.up_bias, self.down_bias)
         ]
-        want, bound = reference.moe(
-            reference.Weights(*wide),
-            x.astype(np.float64),
-            ids,
-            weights.astype(np.float64),
-            dtype=x_dtype,
-            **act,
-        )
-        assert got.dtype == x.dtype
-        assert got.shape == x.shape
-        assert (np.abs(got.astype(np.float64) - want) <= bound).all()
+        for activations in ("auto", "fp32"):
+            got = cpumoe.moe(x, experts, ids, weights, activations=activations)
+            want, bound = reference.moe(
+                reference.Weights(*wide),
+                x.astype(np.float64),
+                ids,
+                weights.astype(np.float64),
+                dtype=x_dtype,
+                act_class=_core.class_for(FORMATS[self.dtype], experts._native.layout, activations),
+                **act,
+            )
+            assert got.dtype == x.dtype
+            assert got.shape == x.shape
+            assert (np.abs(got.astype(np.float64) - want) <= bound).all()
 
 
 def _fused(gate: Any, up: Any, interleaved: bool) -> Any:
@@ -187,12 +191,35 @@ def test_linear(dtype: str, layout: Any, x_dtype: str) -> None:
     w, bias = _random(rng, (N, H), DTYPES[dtype]), _random(rng, (N,), DTYPES[dtype])
     x = _random(rng, (9, H), DTYPES[x_dtype])
     stored = np.ascontiguousarray(w.T) if layout == "columns" else w
-    got = cpumoe.linear(x, stored, bias, layout=layout)
-    want, bound = reference.linear(
-        w.astype(np.float64), x.astype(np.float64), bias.astype(np.float64), x_dtype
-    )
-    assert got.dtype == x.dtype
-    assert (np.abs(got.astype(np.float64) - want) <= bound).all()
+    for activations in ("auto", "fp32"):
+        act_class = _core.class_for(FORMATS[dtype], layout, activations)
+        got = cpumoe.linear(x, stored, bias, layout=layout, activations=activations)
+        want, bound = reference.linear(
+            w.astype(np.float64), x.astype(np.float64), bias.astype(np.float64), x_dtype, act_class
+        )
+        assert got.dtype == x.dtype
+        assert (np.abs(got.astype(np.float64) - want) <= bound).all()
+
+
+def test_class_bf16_where_there_are_kernels_for_it() -> None:
+    """By default and on request; x that is in bf16 is multiplied exactly. An error elsewhere."""
+    rng = np.random.default_rng(4)
+    w, x = _random(rng, (N, H), ml_dtypes.bfloat16), _random(rng, (9, H), np.float32)
+    exact = cpumoe.linear(x, w, activations="fp32")
+    if "avx512_bf16" not in cpumoe.machine().isa:
+        assert (cpumoe.linear(x, w) == exact).all()
+        with pytest.raises(cpumoe.Error, match="must have the instruction set avx512_bf16"):
+            cpumoe.linear(x, w, activations="bf16")
+        return
+    rounded = cpumoe.linear(x, w, activations="bf16")
+    assert (rounded == cpumoe.linear(x, w)).all()
+    assert (rounded != exact).any()
+    in_bf16 = x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert (rounded == cpumoe.linear(in_bf16, w)).all()
+    want, bound = reference.linear(w.astype(np.float64), in_bf16.astype(np.float64), None)
+    assert (np.abs(rounded - want) <= bound).all()
+    wide = w.astype(np.float32)  # fp32 weights have no products of class bf16
+    assert (cpumoe.linear(x, wide, activations="bf16") == cpumoe.linear(x, wide)).all()
 
 
 def _route(logits: Any, k: int, kind: str, renormalize: bool, correction: Any, scale: float) -> Any:

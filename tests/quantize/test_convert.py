@@ -43,7 +43,7 @@ def test_the_engine_reads_what_is_written(family, name, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_reads_what_is_written(family, tmp_path):
     pytest.importorskip("compressed_tensors")
-    made = make(tmp_path, model(family), format="int4_g32", scale_dtype="F32")
+    made = make(tmp_path, model(family), format="int4_g32", scale_dtype="fp32")
     hf = transformers.AutoModelForCausalLM.from_pretrained(made.path, dtype=torch.float32)
     with torch.no_grad():
         want = hf(torch.tensor([IDS])).logits[0].numpy()
@@ -279,9 +279,9 @@ def test_threads_do_not_change_the_bytes(bundled, tmp_path):
 
 
 BAD = {
-    "format": ({"format": "int3_g32"}, "the format must be mxfp4, or one of"),
+    "format": ({"format": "int3_g32"}, "format: must be mxfp4, or one of"),
     "scales": ({"scales": "best"}, "scales must be absmax or search; got 'best'"),
-    "scale type": ({"scale_dtype": "e8m0"}, "scale_dtype must be auto, BF16, F16, F32"),
+    "scale type": ({"scale_dtype": "e8m0"}, "scale_dtype must be auto, bf16, fp16, fp32"),
     "shards": ({"shard_bytes": 0}, "a shard must be of at least 1 byte; got 0"),
     "groups": ({"format": "int4_g128"}, "inputs of .* must be a multiple of 128 for int4_g128"),
     "tied head": ({"tied": True, "head": True}, "must have a head of its own"),

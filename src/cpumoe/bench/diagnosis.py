@@ -95,8 +95,7 @@ def chosen_kernels() -> dict[str, Any]:
         first.setdefault(row.code, row)
     for format in first.values():
         for layout in ("rows", "columns"):
-            integers = layout == "rows" or format.columns_only  # else class fp32, as core says
-            act_class = format.act_class if integers else "fp32"
+            act_class = _core.class_for(format.name, layout)
             key = (format.code, layout, act_class)
             mine = [r for r in rows if (r["code"], r["layout"], r["act_class"]) == key]
             starts = {1} | {r["m_min"] for r in mine} | {r["m_max"] + 1 for r in mine}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,13 +65,34 @@ FORMATS = {
 }
 
 
+def families(names: Sequence[str]) -> str:
+    """Names as a list for people: those that differ in the group of their scales together.
+
+    Example:
+        >>> families(["bf16", "fp8_row", "int4_g32", "int4_row", "u2_g32", "u2_row"])
+        'bf16, fp8_row; int4, u2 with _g32, _row'
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if match := re.fullmatch(r"(.+)(_g\d+|_row)", name):
+            groups.setdefault(match[1], []).append(match[2])
+    grouped = {family: ", ".join(ends) for family, ends in groups.items() if len(ends) > 1}
+    alone = [n for n in names if re.sub(r"(_g\d+|_row)$", "", n) not in grouped]
+    by_ends: dict[str, list[str]] = {}
+    for family, ends in grouped.items():
+        by_ends.setdefault(ends, []).append(family)
+    return "; ".join(
+        [", ".join(alone), *(f"{', '.join(of)} with {ends}" for ends, of in by_ends.items())]
+    )
+
+
 def find_format(name: str) -> Format:
     """The format called `name`; Error lists the known ones."""
     if name in FORMATS:
         return FORMATS[name]
     if name not in ROWS:
         raise Error(
-            f"bench: the format must be one of {', '.join(ROWS)}; got {name!r}. Choose one of these"
+            f"format: must be one of {families(list(ROWS))}; got {name!r}. Choose one of these"
         )
     return Format(name, FORMATS["bf16"].dtype, FORMATS["bf16"].roundoff, ROWS[name])
 

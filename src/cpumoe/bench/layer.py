@@ -14,7 +14,7 @@ import numpy as np
 import cpumoe
 from cpumoe import _core
 from cpumoe.bench import check
-from cpumoe.bench.formats import FORMATS, Array, Format, find_format
+from cpumoe.bench.formats import FORMATS, Array, Format, decode, find_format
 from cpumoe.bench.measure import Limits, Run, Series, measure, spread
 from cpumoe.bench.peers import Peer
 from cpumoe.bench.shapes import Shape
@@ -155,10 +155,8 @@ class Op:
 
     def act_class(self) -> str:
         """The class that the format's products run in."""
-        row = self.weights.format.packed
-        if row is None or row.code == "e4m3":
-            return "fp32"
-        return row.act_class if self.activations == "auto" else self.activations
+        w = self.weights
+        return _core.class_for(w.format.name, w.shape.layout, self.activations)
 
 
 def int8_rounding(x: Array) -> tuple[Array, Array]:
@@ -171,6 +169,15 @@ def int8_rounding(x: Array) -> tuple[Array, Array]:
         group = slice(start, start + _ACT_GROUP)
         step[group] = np.abs(x[group]).max(axis=0) / 127
     return 0.505 * step, np.zeros_like(x)
+
+
+def bf16_rounding(x: Array) -> tuple[Array, Array]:
+    """Errors of class bf16 for activations [K, M]: half a place each, none where x is in bf16."""
+    exact = x == decode(x.astype(FORMATS["bf16"].dtype))
+    return np.where(exact, 0, FORMATS["bf16"].roundoff * np.abs(x)), np.zeros_like(x)
+
+
+_ROUNDINGS = {"fp32": None, "bf16": bf16_rounding, "int8": int8_rounding}
 
 
 def verify(op: Op, rng: np.random.Generator) -> float:
@@ -190,7 +197,7 @@ def verify(op: Op, rng: np.random.Generator) -> float:
     x, ids, scores = op.last
     shape, format = op.weights.shape, op.weights.format
     where = check.sample(shape, ids, rng, _CHECK_ELEMENTS)
-    rounding = int8_rounding if op.act_class() == "int8" else None
+    rounding = _ROUNDINGS[op.act_class()]
     expected = check.reference(shape, op.weights.arrays, x, ids, scores, where, rounding=rounding)
     name = f"bench layer {shape.name} {format.name}, {op.tokens} tokens"
     check.require_correct(name, check.error_over_bound(expected, op.out, format.roundoff))

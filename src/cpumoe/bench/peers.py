@@ -115,14 +115,13 @@ def load_peer(text: str) -> Peer:
     name, _, option = text.partition(":")
     if name not in peer_names():
         raise Error(
-            f"bench: the peer must be one of {', '.join(peer_names())}; got {name!r}. "
-            "Choose one of these"
+            f"peer: must be one of {', '.join(peer_names())}; got {name!r}. Choose one of these"
         )
     made = load_file(name).Peer
     if option and not inspect.signature(made).parameters:
-        raise Error(f"bench: the peer {name} takes no option; got {option!r}. Leave it out")
+        raise Error(f"peer: {name} takes no option; got {option!r}. Leave it out")
     peer = cast(Peer, made(option) if option else made())
     reason = peer.available()
     if reason is not None:
-        raise Error(f"bench: the peer {name} must be installed; got: {reason}")
+        raise Error(f"peer: {name} must be installed; got: {reason}")
     return peer

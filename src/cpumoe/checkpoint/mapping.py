@@ -36,7 +36,7 @@ def map_file(
         copy.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
         raise Error(
-            'load: memory="huge" must have a kernel with transparent huge pages; this one refuses '
+            "memory: huge pages must be allowed by the kernel (transparent ones); this one refuses "
             'them. Use memory="mapped"'
         ) from None
     file.seek(0)

@@ -1,4 +1,4 @@
-"""What the verbs that run a model share: options, opening with progress, the closing figures."""
+"""What the verbs that run a model share: opening with progress, the closing figures."""
 
 from __future__ import annotations
 
@@ -8,48 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import typer
+from cpumoe.cli._options import Opening, Sampling, named_as_typed
 
 if TYPE_CHECKING:
     from cpumoe import _core
-    from cpumoe.engine import Model, Stats
-    from cpumoe.ops import ActivationClass
+    from cpumoe.engine import Model, SamplingParams, Stats
 
 # A step that takes longer than this shows a progress bar.
 PATIENCE_S = 2.0
 # Passes of the closing bandwidth measurement; the median counts. About 0.1 s in all.
 _PROBE_PASSES = 5
-
-ModelPath = Annotated[
-    Path,
-    typer.Argument(metavar="MODEL", help="Checkpoint directory or GGUF file.", show_default=False),
-]
-Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Worker threads.")]
-MaxTokens = Annotated[int | None, typer.Option(min=1, help="New tokens at most.")]
-Temperature = Annotated[float | None, typer.Option(min=0, help="0: always the likeliest token.")]
-TopK = Annotated[int | None, typer.Option(min=0, help="Keep the k likeliest tokens; 0: all.")]
-TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this mass.")]
-MinP = Annotated[float | None, typer.Option(help="Keep tokens above this share of the best one.")]
-RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: repeat less.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")]
-Stop = Annotated[list[str] | None, typer.Option(help="Stop at this string; may be repeated.")]
-Context = Annotated[int | None, typer.Option(min=1, help="Tokens that fit; default the model's.")]
-Activations = Annotated[
-    str, typer.Option(help="Inputs of quantised products are rounded to: auto, fp32 or int8.")
-]
-Kv = Annotated[str, typer.Option(help="KV cache elements: fp16, bf16 or fp32.")]
-ShowStats = Annotated[bool, typer.Option("--stats/--no-stats", help="Figures on standard error.")]
-HugePages = Annotated[
-    bool,
-    typer.Option(
-        "--huge-pages", help="Copy the weights into huge pages: faster, needs the memory."
-    ),
-]
-Warm = Annotated[
-    bool, typer.Option("--warm/--no-warm", help="Read the weights into memory first, if they fit.")
-]
 
 
 def note(text: str) -> None:
@@ -110,20 +80,11 @@ def _make_bar(title: str, unit: str, total: int) -> tuple[Any, Any]:
     return bar, bar.add_task(title, total=total)
 
 
-def open_model(
-    path: Path,
-    *,
-    threads: int | None,
-    kv: str,
-    context: int | None,
-    activations: str,
-    warm: bool,
-    huge_pages: bool,
-) -> Model:
+def open_model(path: Path, options: Opening) -> Model:
     """Load the model; with `warm`, read its weights from the disk if they fit into memory."""
     from cpumoe.engine import load, weight_file_bytes
 
-    total, done = weight_file_bytes(path) if huge_pages else 0, 0
+    total, done = weight_file_bytes(path) if options.huge_pages else 0, 0
     with progress(f"Reading {path.name}") as shown:
 
         def report(piece: int) -> None:
@@ -131,18 +92,26 @@ def open_model(
             done += piece
             shown(done, total)
 
-        model = load(
-            path,
-            threads=threads,
-            kv=kv,
-            context=context,
-            activations=cast("ActivationClass", activations),  # refused by load when it is none
-            memory="huge" if huge_pages else "mapped",
-            report=report,
-        )
-    if warm and not huge_pages:
+        with named_as_typed(context="--context", memory="--huge-pages"):
+            model = load(
+                path,
+                threads=options.threads,
+                kv=options.kv,
+                context=options.context,
+                activations=options.activations,
+                memory="huge" if options.huge_pages else "mapped",
+                report=report,
+            )
+    if options.warm and not options.huge_pages:
         read_weights(model)
     return model
+
+
+def sampling_params(model: Model, sampling: Sampling) -> SamplingParams:
+    """The checkpoint's parameters with those that were given."""
+    values = sampling.values()
+    with named_as_typed(**{name: "--" + name.replace("_", "-") for name in values}):
+        return model.params(**values)
 
 
 def read_weights(model: Model) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from cpumoe.ops import ActivationClass
+from cpumoe._core import Error
+from cpumoe.cli import _options as options
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,27 +18,26 @@ app = typer.Typer(
     help="Measure one layer or a whole model, as shares of this machine's bandwidth and peak.",
 )
 
-Threads = Annotated[
-    str, typer.Option(help="Worker threads, as 1,2. Default: physical cores that may be used.")
-]
-Isa = Annotated[str, typer.Option(help="Highest instruction set to use, such as scalar or avx2.")]
-Json = Annotated[
-    str, typer.Option("--json", help="Write the result to FILE; - is standard output.")
+Isa = Annotated[
+    str,
+    typer.Option(
+        metavar="ISA",
+        help="Highest instruction set to use, scalar for example. Default: the best one.",
+        show_default=False,
+    ),
 ]
 Tries = Annotated[int, typer.Option(min=1, help="Measurements of a cell whose limits disagree.")]
 
 
-def numbers(text: str, option: str) -> list[int]:
-    """The positive integers of a comma-separated list; Error names the option."""
-    from cpumoe import Error
-
+def numbers(text: str, option: str, most: int = 1 << 20) -> list[int]:
+    """The integers from 1 to `most` of a comma-separated list; Error names the option."""
     try:
         values = [int(part) for part in text.split(",")]
     except ValueError:
         values = []
-    if not values or min(values) < 1:
+    if not values or min(values) < 1 or max(values) > most:
         raise Error(
-            f"bench: {option} must be positive integers joined by commas; got {text!r}. "
+            f"{option}: must be integers from 1 to {most} joined by commas; got {text!r}. "
             f"Write for example {option} 1,4"
         )
     return values
@@ -52,15 +50,22 @@ def names(text: str) -> list[str]:
 
 def force_isa(isa: str) -> None:
     """Limits the instruction sets of this process. Must come before the native module is used."""
-    if isa:
-        os.environ["CPUMOE_ISA"] = isa
+    from cpumoe import _core
+
+    if not isa:
+        return
+    os.environ.pop("CPUMOE_ISA", None)
+    known = _core.Machine.probe().isa
+    if isa not in known:
+        raise Error(f"--isa: must be one of {', '.join(known)}; got {isa!r}. Choose one of these")
+    os.environ["CPUMOE_ISA"] = isa
 
 
 def thread_counts(text: str) -> list[int]:
     """Values of --threads, or this machine's default."""
     import cpumoe
 
-    return numbers(text, "--threads") if text else [cpumoe.Executor().threads]
+    return numbers(text, "--threads", 1024) if text else [cpumoe.Executor().threads]
 
 
 def command_line() -> str:
@@ -116,21 +121,33 @@ def layer(
     format: Annotated[
         str, typer.Option(help="Weight formats, joined by commas: bf16, q4_0, int4_g128, ...")
     ] = "bf16",
-    activations: Annotated[
-        str, typer.Option(help="Class of activations: auto (the format's own), fp32 or int8.")
-    ] = "auto",
+    activations: options.Activations = "auto",
     tokens: Annotated[str, typer.Option(help="Tokens of one call, joined by commas.")] = "1,4,256",
-    threads: Threads = "",
+    threads: Annotated[
+        str,
+        typer.Option(
+            metavar="N,...",
+            help="Worker threads, as 1,2. Default: CPUMOE_THREADS, or one a physical core.",
+            show_default=False,
+        ),
+    ] = "",
     isa: Isa = "",
     peer: Annotated[
         str,
-        typer.Option(help="Measure this peer between our runs: transformers, llama_cpp[:TYPE]."),
+        typer.Option(
+            metavar="PEER",
+            help="Measure this peer between our runs: transformers, llama_cpp[:TYPE]. "
+            "Default: none.",
+            show_default=False,
+        ),
     ] = "",
-    json: Json = "",
+    json: options.Json = "",
     seconds: Annotated[float, typer.Option(min=0.0, help="Time the runs of one cell fill.")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="Fewest runs of a cell.")] = 5,
     tries: Tries = 3,
-    pages: Annotated[str, typer.Option(help="Pages behind the weights: huge or small.")] = "huge",
+    pages: Annotated[
+        Literal["huge", "small"], typer.Option(help="Pages behind the weights.")
+    ] = "huge",
 ) -> None:
     """One layer of experts, from router logits to hidden states, weights from memory.
 
@@ -139,16 +156,14 @@ def layer(
     first.
     """
     force_isa(isa)
-    from cpumoe import Error
+    from cpumoe.bench.formats import find_format
     from cpumoe.bench.layer import Options, run_layers
     from cpumoe.bench.limits import probe
     from cpumoe.bench.peers import load_peer
     from cpumoe.bench.shapes import load_shape
     from cpumoe.cli._common import progress
 
-    if pages not in ("huge", "small"):
-        raise Error(f"bench: --pages must be huge or small; got {pages!r}. Choose one of these")
-    options = Options(
+    settings = Options(
         numbers(tokens, "--tokens"),
         thread_counts(threads),
         seconds,
@@ -157,13 +172,17 @@ def layer(
         pages == "huge",
         activations,
     )
-    shapes = [load_shape(name) for name in names(shape)]
+    with options.named_as_typed(shape="--shape", format="--format", peer="--peer"):
+        shapes = [load_shape(name) for name in names(shape)]
+        for name in names(format):
+            find_format(name)
+        other = load_peer(peer) if peer else None
     cells = run_layers(
         shapes,
         names(format),
-        options,
+        settings,
         probe,
-        peer=load_peer(peer) if peer else None,
+        peer=other,
         progress=progress,
         report=report,
     )
@@ -172,25 +191,14 @@ def layer(
 
 @app.command()
 def e2e(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A checkpoint directory or GGUF file.")
-    ],
+    model: options.ModelPath,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 128,
     new: Annotated[int, typer.Option(min=1, help="Tokens to decode, one call each.")] = 32,
-    threads: Annotated[
-        int, typer.Option(min=0, help="Worker threads. Default: physical cores that may be used.")
-    ] = 0,
+    threads: options.Threads = None,
     isa: Isa = "",
-    activations: Annotated[
-        str, typer.Option(help="Inputs of quantised products are rounded to: auto, fp32 or int8.")
-    ] = "auto",
-    huge_pages: Annotated[
-        bool,
-        typer.Option(
-            "--huge-pages", help="Copy the weights into huge pages: faster, needs the memory."
-        ),
-    ] = False,
-    json: Json = "",
+    activations: options.Activations = "auto",
+    huge_pages: options.HugePages = False,
+    json: options.Json = "",
     tries: Tries = 3,
 ) -> None:
     """A whole model: prompt and decode speed, opening time and memory, beside the limits."""
@@ -203,9 +211,9 @@ def e2e(
         probe,
         prompt=prompt,
         new=new,
-        threads=threads or None,
+        threads=threads,
         tries=tries,
-        activations=cast("ActivationClass", activations),  # refused by load when it is none
+        activations=activations,
         huge_pages=huge_pages,
     )
     finish("e2e", cells, json)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cpumoe.cli import _common as common
+from cpumoe.cli import _options as options
 
 if TYPE_CHECKING:
     from cpumoe.engine import Conversation
@@ -147,52 +148,25 @@ def _turn(chat: _Chat, line: str, interactive: bool) -> bool:
 
 
 @app.command(help="Talk with a model; /help lists the commands. Piped: one line is one turn.")
+@options.grouped
 def chat(
-    model: common.ModelPath,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: common.MaxTokens = None,
-    temperature: common.Temperature = None,
-    top_k: common.TopK = None,
-    top_p: common.TopP = None,
-    min_p: common.MinP = None,
-    repetition_penalty: common.RepetitionPenalty = None,
-    seed: common.Seed = None,
-    stop: common.Stop = None,
-    threads: common.Threads = None,
-    context: common.Context = None,
-    kv: common.Kv = "fp16",
-    activations: common.Activations = "auto",
-    warm: common.Warm = True,
-    huge_pages: common.HugePages = False,
-    stats: common.ShowStats = False,
+    model: options.ModelPath,
+    system: Annotated[str | None, typer.Option(help="System message. Default: none.")] = None,
+    *,
+    sampling: options.Sampling,
+    opening: options.Opening,
+    stats: options.ShowStats = False,
 ) -> None:
     """Read turns until the end of input and answer each."""
     from cpumoe import Error
     from cpumoe.engine import Conversation
 
-    loaded = common.open_model(
-        model,
-        threads=threads,
-        kv=kv,
-        context=context,
-        activations=activations,
-        warm=warm,
-        huge_pages=huge_pages,
-    )
+    loaded = common.open_model(model, opening)
     if not loaded.tokenizer.has_template:
         raise Error(f"{model}: has no chat template. Use `cpumoe generate` to continue text")
     talk = _Chat(Conversation(loaded, system), stats)
-    talk.sampling = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-        "stop": stop,
-    }
-    loaded.params(**talk.sampling)  # refuses bad values before the first turn
+    talk.sampling = sampling.values()
+    common.sampling_params(loaded, sampling)  # refuses bad values before the first turn
     interactive = sys.stdin.isatty()
     if interactive:
         import readline  # noqa: F401  (gives input() editing and history)

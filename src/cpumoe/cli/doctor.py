@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from cpumoe.cli import _options as options
+
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def doctor(
-    json: Annotated[
-        str, typer.Option("--json", help="Write everything to FILE; - is standard output.")
-    ] = "",
+    json: options.Json = "",
     measure: Annotated[
         bool, typer.Option(help="Measure the read bandwidth and the multiply-add peak.")
     ] = True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cpumoe.cli import _common as common
+from cpumoe.cli import _options as options
+from cpumoe.ops import ActivationClass
 
 if TYPE_CHECKING:
     from cpumoe.engine import Model
@@ -35,20 +38,34 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def open_with(path: Path, options: dict[str, Any], warm: bool) -> Model:
-    """The model at `path`, loaded with `options`."""
+def open_with(path: Path, settings: dict[str, Any], warm: bool) -> Model:
+    """The model at `path`, loaded with `settings`."""
     from cpumoe.engine import load
 
-    model = load(path, **options)
+    model = load(path, **settings)
     if warm:
         common.read_weights(model)
     return model
 
 
 def uncertain(value: float, error: float | None, unit: str = "", scale: float = 1.0) -> str:
-    """`value` and its standard error, to two digits of the error."""
-    shown = f"{scale * value:.6g}"
-    return shown + (f" ± {scale * error:.2g}" if error is not None else "") + unit
+    """`value` and its standard error, both to the second digit of the error.
+
+    Example:
+        >>> uncertain(17.34567, 0.01234), uncertain(1.2346e-9, 3e-11), uncertain(17.34567, None)
+        ('17.346 ± 0.012', '(1.235 ± 0.030)e-09', '17.346')
+    """
+    value *= scale
+    if not error or not math.isfinite(value) or not math.isfinite(error):
+        return f"{value:.5g}" + ("" if error is None else f" ± {error:g}") + unit
+    error *= scale
+    digits = 1 - math.floor(math.log10(error))
+    if digits <= 6:
+        return f"{value:.{max(digits, 0)}f} ± {error:.{max(digits, 0)}f}{unit}"
+    power = math.floor(math.log10(max(abs(value), error)))
+    digits += power
+    ten = 10.0**power
+    return f"({value / ten:.{digits}f} ± {error / ten:.{digits}f})e{power:03d}{unit}"
 
 
 def lines(found: dict[str, Any], name: str, other: str, window: int) -> list[str]:
@@ -72,21 +89,22 @@ def lines(found: dict[str, Any], name: str, other: str, window: int) -> list[str
     return text
 
 
-def describe(path: Path, options: dict[str, Any]) -> str:
+def describe(path: Path, settings: dict[str, Any]) -> str:
     """Name of a model and the settings that differ from the defaults."""
-    extra = ", ".join(f"{k} {v}" for k, v in options.items() if v not in ("fp16", "auto"))
+    extra = ", ".join(f"{k} {v}" for k, v in settings.items() if v not in ("fp16", "auto"))
     name = path.resolve().name
     return f"{name} ({extra})" if extra else name
 
 
 @app.command(help="Perplexity on a text; with --against, how far another model or setting differs.")
 def evaluate(
-    model: common.ModelPath,
+    model: options.ModelPath,
     text: Annotated[
         Path, typer.Option(help="UTF-8 text to score; - reads standard input.", show_default=False)
     ],
     against: Annotated[
-        Path | None, typer.Option(help="Compare with this model (of the same tokenizer).")
+        Path | None,
+        typer.Option(help="Compare with this model, of the same tokenizer. Default: MODEL."),
     ] = None,
     window: Annotated[
         int | None, typer.Option(min=2, help="Tokens of one forward pass. Default: 512.")
@@ -96,19 +114,21 @@ def evaluate(
         typer.Option(min=1, help="Tokens between windows. Default: windows do not overlap."),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Use only the first tokens of the text.")
+        int | None, typer.Option(min=1, help="Use only the first tokens of the text. Default: all.")
     ] = None,
-    activations: common.Activations = "auto",
+    activations: options.Activations = "auto",
     against_activations: Annotated[
-        str, typer.Option(help="The same for the model compared with.")
-    ] = "",
-    kv: common.Kv = "fp16",
-    against_kv: Annotated[str, typer.Option(help="The same for the model compared with.")] = "",
-    threads: common.Threads = None,
-    warm: common.Warm = True,
-    json: Annotated[
-        str, typer.Option("--json", help="Write the figures to FILE; - is standard output.")
-    ] = "",
+        ActivationClass | None,
+        typer.Option(help="The same for the model compared with. Default: as --activations."),
+    ] = None,
+    kv: options.Kv = "fp16",
+    against_kv: Annotated[
+        options.KvElements | None,
+        typer.Option(help="The same for the model compared with. Default: as --kv."),
+    ] = None,
+    threads: options.Threads = None,
+    warm: options.Warm = True,
+    json: options.Json = "",
 ) -> None:
     """Score a text window by window; Ctrl-C reports the windows that were finished."""
     from cpumoe.engine.evaluate import Evaluator

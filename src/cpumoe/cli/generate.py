@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cpumoe.cli import _common as common
+from cpumoe.cli import _options as options
 
 app = typer.Typer(add_completion=False)
 
@@ -28,9 +29,13 @@ def _prompt(words: str | None, file: Path | None) -> str:
 
 
 @app.command(help="Continue a text (or, with --chat, answer a message) and print it as it comes.")
+@options.grouped
 def generate(
-    model: common.ModelPath,
-    prompt: Annotated[str | None, typer.Argument(help="Text; - reads standard input.")] = None,
+    model: options.ModelPath,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="Text; - reads standard input.", show_default=False),
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="Put the prompt into the model's chat template.")
@@ -39,44 +44,16 @@ def generate(
         bool | None,
         typer.Option("--echo/--no-echo", help="Print the prompt first. Default: on a terminal."),
     ] = None,
-    max_tokens: common.MaxTokens = None,
-    temperature: common.Temperature = None,
-    top_k: common.TopK = None,
-    top_p: common.TopP = None,
-    min_p: common.MinP = None,
-    repetition_penalty: common.RepetitionPenalty = None,
-    seed: common.Seed = None,
-    stop: common.Stop = None,
-    threads: common.Threads = None,
-    context: common.Context = None,
-    kv: common.Kv = "fp16",
-    activations: common.Activations = "auto",
-    warm: common.Warm = True,
-    huge_pages: common.HugePages = False,
-    stats: common.ShowStats = True,
+    *,
+    sampling: options.Sampling,
+    opening: options.Opening,
+    stats: options.ShowStats = True,
 ) -> None:
     """Print generated text, then the figures of the run."""
     text = _prompt(prompt, file)
-    loaded = common.open_model(
-        model,
-        threads=threads,
-        kv=kv,
-        context=context,
-        activations=activations,
-        warm=warm,
-        huge_pages=huge_pages,
-    )
+    loaded = common.open_model(model, opening)
     ids = loaded.tokenizer.encode_chat([{"role": "user", "content": text}]) if chat else text
-    params = loaded.params(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=stop,
-    )
+    params = common.sampling_params(loaded, sampling)
     with common.progress("Prompt", "tokens") as report:
         stream = loaded.stream_request(
             loaded.request(ids, params, after_prompt=not chat), progress=report

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from cpumoe.cli import _common as common
+from cpumoe.cli import _options as options
 from cpumoe.cli.eval import lines, read_text
 
 if TYPE_CHECKING:
@@ -71,35 +72,41 @@ def measure(source: Path, made: Path, text: Path | None, tokens: int) -> list[st
 
 @app.command(help="Write a model with quantised weights, in the layout of compressed-tensors.")
 def quantize(
-    model: common.ModelPath,
+    model: options.ModelPath,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.", show_default=False)],
     format: Annotated[
         str,
         typer.Option(
-            help="int4, int8 or u2, each with _g32, _g64, _g128, ... or _row; or mxfp4.",
+            help="int8, int4 or u2, with _g16, _g32, _g64, _g128, _g256 or _row; or mxfp4.",
         ),
     ] = "int4_g32",
     attention: Annotated[
-        bool, typer.Option("--attention/--no-attention", help="Quantise its projections, too.")
+        bool,
+        typer.Option("--attention/--no-attention", help="Quantise attention's projections, too."),
     ] = True,
     head: Annotated[bool, typer.Option("--head/--no-head", help="Quantise lm_head, too.")] = False,
     scales: Annotated[
-        str, typer.Option(help="search: by the smallest error; absmax: by the largest weight.")
+        Literal["search", "absmax"],
+        typer.Option(help="search: by the smallest error; absmax: by the largest weight."),
     ] = "search",
     scale_dtype: Annotated[
-        str, typer.Option(help="Type of integer formats' scales: auto, BF16, F16 or F32.")
+        Literal["auto", "bf16", "fp16", "fp32"],
+        typer.Option(help="Type of integer formats' scales; auto: the model's own."),
     ] = "auto",
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="UTF-8 text: weigh errors by what each matrix receives when the model reads it."
+            help="UTF-8 text: weigh errors by what each matrix receives when the model reads it. "
+            "Default: all inputs weigh the same."
         ),
     ] = None,
     calibrate_tokens: Annotated[
         int, typer.Option(min=2, help="Read this many tokens of it.")
     ] = 4096,
-    shard_gb: Annotated[float, typer.Option(help="Size of an output file at most, GB.")] = 4.0,
-    threads: common.Threads = None,
+    shard_gb: Annotated[
+        float, typer.Option(min=0.001, max=1e6, help="Size of an output file at most, GB.")
+    ] = 4.0,
+    threads: options.Threads = None,
     evaluate: Annotated[
         bool, typer.Option("--eval/--no-eval", help="Compare the perplexities of both models.")
     ] = True,
@@ -112,9 +119,12 @@ def quantize(
     """Quantise; Ctrl-C, a kill or a full disk leave what the same command continues."""
     from cpumoe.quantize import calibrate as record
     from cpumoe.quantize import quantize_model
+    from cpumoe.quantize.target import find_target
 
     if text is not None:
         read_text(text)  # refused now, not after hours
+    with options.named_as_typed(format="--format"):
+        find_target(format)
     importance = None
     try:
         if calibrate is not None:
@@ -130,8 +140,8 @@ def quantize(
                 format=format,
                 attention=attention,
                 head=head,
-                scales=scales,  # type: ignore[arg-type]
-                scale_dtype=scale_dtype,  # type: ignore[arg-type]
+                scales=scales,
+                scale_dtype=scale_dtype,
                 importance=importance,
                 shard_bytes=int(shard_gb * 1e9),
                 threads=threads,

@@ -38,18 +38,22 @@ _GGUF_SAMPLING = {
 }
 
 
-def _published(path: Path, metadata: Mapping[str, Any] | None) -> Config:
-    """generation_config.json, or what a GGUF file has of it."""
-    if metadata is None:
-        file = path / "generation_config.json"
-        return Config(read_json_object(file) if file.exists() else {}, str(file))
+def gguf_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What a GGUF file says of sampling, as generation_config.json has it."""
     given = {
         field: value
         for name, field in _GGUF_SAMPLING.items()
         if (value := metadata.get(f"general.sampling.{name}")) is not None
     }
-    given["do_sample"] = given.get("temperature", 0) != 0
-    return Config(given, f"{path}: metadata: general.sampling")
+    return given | {"do_sample": given.get("temperature", 0) != 0}
+
+
+def _published(path: Path, metadata: Mapping[str, Any] | None) -> Config:
+    """generation_config.json, or what a GGUF file has of it."""
+    if metadata is None:
+        file = path / "generation_config.json"
+        return Config(read_json_object(file) if file.exists() else {}, str(file))
+    return Config(gguf_sampling(metadata), f"{path}: metadata: general.sampling")
 
 
 def read_defaults(

@@ -90,7 +90,7 @@ class Model:
         if not 1 <= self.context <= self.spec.max_tokens:
             raise Error(
                 f"context: must be from 1 to {self.spec.max_tokens}, the positions this model was "
-                f"made for; got {self.context}"
+                f"made for; got {self.context}. Leave it out for all of them"
             )
         self.executor = executor
         self.decoder = _core.Decoder(self.spec, executor)
@@ -287,8 +287,8 @@ def _require_room(path: Path) -> None:
     need, free = weight_file_bytes(path), _core.Machine.probe().memory_available
     if need + 1e9 > free:
         raise Error(
-            f'load: memory="huge" must leave 1 GB free; {path.name} has {need / 1e9:.1f} GB of '
-            f'weights and {free / 1e9:.1f} GB are available. Use memory="mapped"'
+            f"memory: huge pages must leave 1 GB free; {path.name} has {need / 1e9:.1f} GB of "
+            f"weights and {free / 1e9:.1f} GB are available. Use the mapped files"
         )
 
 
@@ -311,9 +311,10 @@ def load(
     kv: element type of the KV cache, "fp16", "bf16" or "fp32".
     context: tokens a sequence may hold; default what the model was made for. Memory is used only as
     far as a sequence grows. executor: use these workers instead of new ones.
-    activations: what inputs are rounded to inside products with quantised weights, "fp32" (not at
-    all), "int8" (per token and 32 inputs; where the weights have integer products) or "auto" (each
-    format's default).
+    activations: what inputs are rounded to inside products, "fp32" (not at all), "bf16" (where
+    weights are bf16; needs a CPU with avx512_bf16), "int8" (per token and 32 inputs; where the
+    weights have integer products) or "auto" (each format's default on this CPU; so do weights
+    without products of the class asked for).
     memory: "mapped" uses the files in place. "huge" reads them into memory with huge pages first,
     calling report(bytes) for each piece: decode is faster where pages of files are small (measure
     with `cpumoe bench e2e`), opening takes the time to read, and memory holds every weight.

@@ -63,7 +63,7 @@ class SamplingParams:
         if self.max_tokens is not None:
             _require("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
         good = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
-        _require("stop", self.stop, good, "a tuple of strings that are not empty")
+        _require("stop", self.stop, good, "strings that are not empty")
 
     @property
     def greedy(self) -> bool:
@@ -79,7 +79,7 @@ def _is(value: object, kind: type) -> bool:
 def _require(name: str, value: object, good: bool, must: str) -> None:
     if not good:
         shown = f"{value!r:.100}"
-        raise Error(f"{name}: must be {must}; got {shown}. See SamplingParams")
+        raise Error(f"{name}: must be {must}; got {shown}. Choose another value")
 
 
 def softmax(scores: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float64]:

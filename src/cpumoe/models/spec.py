@@ -141,4 +141,4 @@ class ModelSpec:
     final_norm: TensorRef
     head: Linear
     layers: tuple[LayerSpec, ...] = field(repr=False)
-    act_class: Literal["auto", "fp32", "int8"] = "auto"
+    act_class: Literal["auto", "fp32", "bf16", "int8"] = "auto"

@@ -55,6 +55,7 @@ _COPY_BYTES = 16 << 20
 # Pages of the source are given back after so many bytes; they stay in the page cache.
 _RELEASE_BYTES = 64 << 20
 _SCALES: dict[ScaleDtype, ScaleType] = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
+_STORED: dict[str, ScaleDtype] = {kind: dtype for dtype, kind in _SCALES.items()}
 _BY_CONFIG: dict[str, ScaleDtype] = {"float16": "F16", "bfloat16": "BF16"}
 
 
@@ -267,7 +268,7 @@ def quantize_model(
     attention: bool = True,
     head: bool = False,
     scales: Method = "search",
-    scale_dtype: ScaleDtype | Literal["auto"] = "auto",
+    scale_dtype: ScaleType | Literal["auto"] = "auto",
     importance: Importance | None = None,
     shard_bytes: int = SHARD_BYTES,
     threads: int | None = None,
@@ -299,9 +300,9 @@ def quantize_model(
     source, out = Path(source), Path(out)
     target = find_target(format)
     if scales not in get_args(Method):
-        raise Error(f"quantize: scales must be absmax or search; got {scales!r}")
+        raise Error(f"quantize: scales must be absmax or search; got {scales!r}. Choose one")
     if shard_bytes < 1:
-        raise Error(f"quantize: a shard must be of at least 1 byte; got {shard_bytes}")
+        raise Error(f"quantize: a shard must be of at least 1 byte; got {shard_bytes}. Allow more")
     require_apart(source, out)
     checkpoint = open_checkpoint(source)
     dtype = _scale_dtype(checkpoint, scale_dtype)
@@ -339,12 +340,15 @@ def quantize_model(
     )
 
 
-def _scale_dtype(checkpoint: Checkpoint, asked: ScaleDtype | Literal["auto"]) -> ScaleDtype:
+def _scale_dtype(checkpoint: Checkpoint, asked: ScaleType | Literal["auto"]) -> ScaleDtype:
     """The type of stored scales: as asked, or the model's own."""
-    if asked in _SCALES:
-        return asked
+    if asked in _STORED:
+        return _STORED[asked]
     if asked != "auto":
-        raise Error(f"quantize: scale_dtype must be auto, {', '.join(_SCALES)}; got {asked!r}")
+        raise Error(
+            f"quantize: scale_dtype must be auto, {', '.join(_STORED)}; got {asked!r}. "
+            "Choose one of these"
+        )
     named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     return _BY_CONFIG.get(str(named), "BF16")
 

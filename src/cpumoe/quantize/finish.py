@@ -9,6 +9,7 @@ from typing import Any
 
 from cpumoe._core import Error
 from cpumoe.checkpoint.json_file import MAX_JSON_BYTES
+from cpumoe.engine.defaults import gguf_sampling
 from cpumoe.engine.gguf_tokenizer import has_tokenizer, read_tokenizer
 from cpumoe.quantize.journal import write_file
 from cpumoe.quantize.plan import Plan
@@ -36,7 +37,11 @@ COMPANIONS = (
 
 
 def require_apart(source: Path, out: Path) -> None:
-    """Raises Error when the output would be the source, or lie in it."""
+    """Raises Error when the output is a file, would be the source, or lie in it."""
+    if out.exists() and not out.is_dir():
+        raise Error(
+            f"quantize: the output must be a new directory; {out} is a file. Choose another name"
+        )
     a, b = source.resolve(), out.resolve()
     if b == a or (a.is_dir() and a in b.parents):
         raise Error(
@@ -58,7 +63,7 @@ def _copies(source: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _from_gguf(plan: Plan, metadata: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """The tokenizer's files and the ids that end a text, of a GGUF file."""
+    """The tokenizer's files, the ids that end a text and the sampling, of a GGUF file."""
     if not has_tokenizer(metadata):
         return
     parts = read_tokenizer(metadata, plan.checkpoint.where)
@@ -67,7 +72,8 @@ def _from_gguf(plan: Plan, metadata: Mapping[str, Any]) -> Iterator[tuple[str, b
         config["chat_template"] = parts.template
     yield "tokenizer.json", parts.raw.to_str().encode()
     yield "tokenizer_config.json", _json(config)
-    yield "generation_config.json", _json({"eos_token_id": sorted(parts.end_ids)})
+    ends = {"eos_token_id": sorted(parts.end_ids)}
+    yield "generation_config.json", _json(ends | gguf_sampling(metadata))
 
 
 def finish(plan: Plan, target: Target, shards: Sequence[Shard], out: Path) -> None:

@@ -28,6 +28,7 @@ from cpumoe.models.gguf import translate
 from cpumoe.models.reader import Reader
 from cpumoe.models.spec import FfnSpec, Linear, ModelSpec, RouterSpec
 from cpumoe.quantize.shards import OutTensor
+from cpumoe.quantize.source import KeysAndValues, Matrix
 from cpumoe.quantize.target import Target
 from cpumoe.weight import Weight
 
@@ -137,7 +138,7 @@ class Piece:
 
     name: str
     role: Role
-    weight: TensorRef | Weight
+    weight: Matrix
     target: Target | None
     dtype: str
     pairs: int = 0
@@ -200,15 +201,29 @@ def _require_fit(name: str, shape: Sequence[int], target: Target) -> None:
         )
 
 
-def _float_dtype(weight: TensorRef | Weight, default: str) -> str:
+def _float_dtype(weight: Matrix, default: str) -> str:
     """How a copy is stored: as it is when it is a float tensor, else decoded to the default."""
-    return _FLOATS.get(weight.format, default) if isinstance(weight, TensorRef) else default
+    return default if isinstance(weight, Weight) else _FLOATS.get(weight.format, default)
 
 
 def _pairs(config: Mapping[str, Any], spec: ModelSpec) -> int:
     """Rows of a head whose pairs a GGUF file has side by side, though the family has them apart."""
     moved = spec.family in _HALVES and config.get("rope_interleave") is True
     return spec.layers[0].attn.head_dim if moved and spec.layers else 0
+
+
+def _require_a_layout(checkpoint: Checkpoint, spec: ModelSpec) -> None:
+    """Raises Error for what no Hugging Face checkpoint in compressed-tensors can hold."""
+    if spec.family == "gpt_oss":
+        raise Error(
+            f"quantize: {checkpoint.path} must be of another family than gpt_oss; the biases of "
+            "its experts have no place in compressed-tensors. Use it as published: it is in MXFP4"
+        )
+    if (checkpoint.config.get("rope_parameters") or {}).get("rope_type") == "factors":
+        raise Error(
+            f"quantize: {checkpoint.path} must have rotations that a config.json can name; its "
+            "rope_freqs.weight holds plain factors. Quantise the Hugging Face checkpoint instead"
+        )
 
 
 def read_names(checkpoint: Checkpoint) -> tuple[NamingReader, ModelSpec]:
@@ -235,6 +250,7 @@ def make_plan(
     metadata = checkpoint.metadata
     reader, spec = read_names(checkpoint)
     checkpoint = reader.checkpoint
+    _require_a_layout(checkpoint, spec)
     pairs = _pairs(checkpoint.config, spec)
     pieces: list[Piece] = []
     ignore: list[str] = []
@@ -253,12 +269,19 @@ def make_plan(
         known = module in reader.modules and f".{ending}" in _ENDINGS
         if name.startswith(stacks) or known or name not in reader.checkpoint:
             continue
-        ref = reader.checkpoint.tensors[name]
+        tensors = reader.checkpoint.tensors
+        view: Matrix = tensors[name]
+        layer, _, last = module.rpartition(".")
+        if last == "v_b_proj":
+            continue  # goes with k_b_proj
+        if last == "k_b_proj":
+            view = KeysAndValues(tensors[name], tensors[f"{layer}.v_b_proj.weight"])
+            module = f"{layer}.kv_b_proj"
         module = reader.renamed.get(module, module)
-        if ending == "weight" and len(ref.shape) == 2 and not module.endswith("embed_tokens"):
+        if ending == "weight" and len(view.shape) == 2 and not module.endswith("embed_tokens"):
             ignore.append(module)  # read in another way than as one matrix: kv_b_proj
-        kept = _float_dtype(ref, dtype)
-        pieces.append(Piece(f"{module}.{ending}" if module else name, "other", ref, None, kept))
+        kept = _float_dtype(view, dtype)
+        pieces.append(Piece(f"{module}.{ending}" if module else name, "other", view, None, kept))
     if "lm_head" not in reader.modules:
         ignore.append("lm_head")
     if not any(p.target for p in pieces):

@@ -91,10 +91,10 @@ def find_target(name: str) -> Target:
         return _MXFP4
     match = re.fullmatch(r"([a-z0-9]+)_(g\d+|row)", name)
     if match is None or match[1] not in _INTEGERS or match[2] not in _GROUPS:
-        kinds, groups = ", ".join(_INTEGERS), ", ".join(_GROUPS)
+        kinds, groups = ", ".join(_INTEGERS), ", ".join(f"_{g}" for g in _GROUPS)
         raise Error(
-            f"quantize: the format must be mxfp4, or one of {kinds} with one of {groups} as in "
-            f"int4_g32; got {name!r:.100}. Choose one of these"
+            f"format: must be mxfp4, or one of {kinds} with one of {groups}, as in int4_g32; "
+            f"got {name!r:.100}. Choose one of these"
         )
     bits, code, clip = _INTEGERS[match[1]]
     group = 0 if match[2] == "row" else int(match[2][1:])
