@@ -220,8 +220,8 @@ def formats() -> list:
     """
     The table of weight formats: dicts with name, code, the code's block (block_elements of a
     line, block_lines, block_bytes), scale_rows and scale_cols (features and inputs that share a
-    scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default, where this CPU
-    has kernels for it).
+    scale; 0: no scales, -1: all), zeros (rule of the zero point) and act_class (default,
+    where this CPU has kernels for it).
     """
 
 def class_for(format: str, layout: str, activations: str = 'auto') -> str:

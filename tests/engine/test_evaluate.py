@@ -33,7 +33,7 @@ def text(bundled):
 
 
 def test_perplexity_is_that_of_transformers_in_float64(bundled, text):
-    model = cpumoe.load(bundled, kv="fp32")
+    model = cpumoe.load(bundled, kv="fp32", activations="fp32")
     found = evaluate(model, text, window=128).figures()
     hf = transformers.AutoModelForCausalLM.from_pretrained(
         bundled, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
@@ -130,7 +130,7 @@ def test_another_setting_differs_a_little(bundled, text):
 
 
 def test_bounded_logits_give_the_same(bundled, text, monkeypatch):
-    model = cpumoe.load(bundled, kv="fp32")
+    model = cpumoe.load(bundled, kv="fp32", activations="fp32")
     whole = evaluate(model, text, other=model, window=128).figures()
     steps = []
     monkeypatch.setattr(module, "LOGIT_BYTES", 7 * 4 * model.spec.vocab)

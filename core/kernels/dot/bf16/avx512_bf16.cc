@@ -27,80 +27,56 @@ CPUMOE_INLINE __m128 sum_fours(__m512 a, __m512 b, __m512 c, __m512 d) {
   return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
 }
 
-// ---- one to four tokens: bound by memory. Two chains of sums for each row and token.
+// ---- one to four tokens: bound by memory. One row after the other, one chain of sums for each
+// token: its latency of 6 cycles a line paces loads just above the speed of memory. With two rows
+// or two chains they overrun the prefetches (1 token at 60 GB/s: 67 % of read bandwidth, not 90 %).
 
-constexpr int64_t kStreamRows = 8;       // that take one span of inputs after the other
-constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
+constexpr int64_t kStreamRows = 8;  // that take one span of inputs after the other
+// Bytes fetched into L2 ahead of their use. With little else to load it is every second line, the
+// hardware takes the other one; else every line, and once more at half the distance, because the
+// CPU drops a prefetch when too many are under way.
+template <bool kTwice>
+constexpr int64_t kStreamAhead = kTwice ? 16384 : 12288;
 
-// Inputs of a span: those of all tokens are at most half of L1. One token's stay in it anyway.
+// Inputs of a span: those of two to four tokens are at most half of L1. Those of one token may fill
+// it: spans that leave more of it free are slower.
 template <int T>
 constexpr int64_t kStreamSpan = T == 1 ? 16384 : T == 2 ? 4096 : 2048;
+constexpr int64_t kShortRow = 4096;  // inputs: those of one token leave most of L1 to the weights
 
-// R rows x T tokens over a span. sums: two registers for each, to start from and to leave sums in.
-template <int R, int T>
-CPUMOE_INLINE void stream_span(const char* w, int64_t stride, const char* x, int64_t xs,
-                               int64_t inputs, bool first, __m512* sums, const char* const* next) {
-  __m512 acc[R][T][2];
-#pragma GCC unroll 2
-  for (int r = 0; r < R; ++r) {
+// One row times T tokens over a span. sums: a register a token, to start from and to leave sums in.
+template <int T, bool kTwice>
+CPUMOE_INLINE void stream_span(const char* w, const char* x, int64_t xs, int64_t inputs, bool first,
+                               __m512* sums, const char* far, const char* near) {
+  __m512 acc[T];
+#pragma GCC unroll 4
+  for (int t = 0; t < T; ++t) acc[t] = first ? _mm512_setzero_ps() : sums[t];
+  const auto step = [&](int64_t k, __m512bh v) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
-      acc[r][t][0] = first ? _mm512_setzero_ps() : sums[(r * T + t) * 2];
-      acc[r][t][1] = first ? _mm512_setzero_ps() : sums[(r * T + t) * 2 + 1];
-    }
-  }
-  const auto step = [&](int64_t k, const auto& load, auto chain) __attribute__((always_inline)) {
-    __m512bh v[R];
-#pragma GCC unroll 2
-    for (int r = 0; r < R; ++r) v[r] = load(w + r * stride + k * 2);
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
-      const __m512bh xt = load_step(x + t * xs + k * 2);
-#pragma GCC unroll 2
-      for (int r = 0; r < R; ++r) {
-        acc[r][t][chain] = _mm512_dpbf16_ps(acc[r][t][chain], v[r], xt);
-      }
+      acc[t] = _mm512_dpbf16_ps(acc[t], v, load_step(x + t * xs + k * 2));
     }
   };
-  struct Zero {
-    constexpr operator int() const { return 0; }
-  };
-  struct One {
-    constexpr operator int() const { return 1; }
-  };
-  const auto whole = [](const char* p) __attribute__((always_inline)) { return load_step(p); };
+  if (!kTwice) far -= reinterpret_cast<uintptr_t>(far) % 128;  // pairs of lines as memory has them
   int64_t k = 0;
   for (; k + 2 * kStep <= inputs; k += 2 * kStep) {
-#pragma GCC unroll 2
-    for (int r = 0; r < R; ++r) {
-      _mm_prefetch(next[r] + k * 2, _MM_HINT_T1);
-      _mm_prefetch(next[r] + k * 2 + 64, _MM_HINT_T1);
+    _mm_prefetch(far + k * 2, _MM_HINT_T1);
+    if (kTwice) {
+      _mm_prefetch(far + k * 2 + 64, _MM_HINT_T1);
+      _mm_prefetch(near + k * 2, _MM_HINT_T1);
+      _mm_prefetch(near + k * 2 + 64, _MM_HINT_T1);
     }
-    step(k, whole, Zero{});
-    step(k + kStep, whole, One{});
+    step(k, load_step(w + k * 2));
+    step(k + kStep, load_step(w + (k + kStep) * 2));
   }
-  if (k < inputs) {
-    const int64_t left = inputs - k;
-    const auto part = [&](int64_t count) {
-      return [count](const char* p) __attribute__((always_inline)) { return load_part(p, count); };
-    };
-    step(k, part(min64(left, kStep)), Zero{});
-    if (left > kStep) step(k + kStep, part(left - kStep), One{});
-  }
-#pragma GCC unroll 2
-  for (int r = 0; r < R; ++r) {
+  for (; k < inputs; k += kStep) step(k, load_part(w + k * 2, min64(inputs - k, kStep)));
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
-      sums[(r * T + t) * 2] = acc[r][t][0];
-      sums[(r * T + t) * 2 + 1] = acc[r][t][1];
-    }
-  }
+  for (int t = 0; t < T; ++t) sums[t] = acc[t];
 }
 
 // All features of the slice for T tokens from m on.
-template <int T>
+template <int T, bool kTwice = true>
 static void stream_tokens(const DotArgs& a, int64_t m) {
-  constexpr int R = T == 1 ? 1 : 2;
   constexpr int64_t kSpan = kStreamSpan<T>;
   const WeightView& w = *a.w;
   const int64_t stride = w.stride * 2, xs = Bf16Rows::line(w.k) * 2;
@@ -114,56 +90,50 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
     if (a.next != nullptr) return static_cast<const char*>(a.next) + (n + row - a.n1) * stride;
     return base + n * stride;
   };
-  __m512 sums[kStreamRows * T * 2];
+  __m512 sums[kStreamRows * T];
   for (int64_t n = a.n0; n < a.n1; n += kStreamRows) {
     const int64_t rows = min64(kStreamRows, a.n1 - n);
     int64_t k = 0;
     do {
-      const int64_t inputs = min64(kSpan, w.k - k), bytes = max64(64, inputs * 2);
-      const int64_t ahead = max64(1, kStreamAhead / bytes);  // rows of this span
-      const auto next = [&](int64_t r) {  // what is used `ahead` pieces later
-        int64_t row = r + ahead, at = k;
+      const int64_t inputs = min64(kSpan, w.k - k);
+      const auto pieces_ahead = [&](int64_t r, int64_t pieces) {  // what is used so much later
+        int64_t row = r + pieces, at = k;
         if (spans && row >= rows) {
           at = k + kSpan < w.k ? k + kSpan : 0;
           row = at == 0 ? row - rows + kStreamRows : min64(row - rows, rows - 1);
         }
         return line(n, row) + at * 2;
       };
-      int64_t r = 0;
-      for (; r + R <= rows; r += R) {
-        const char* to[2] = {next(r), next(r + R - 1)};
-        stream_span<R, T>(base + (n + r) * stride + k * 2, stride, x + k * 2, xs, inputs, k == 0,
-                          sums + r * T * 2, to);
-      }
-      if (r < rows) {
-        const char* to[1] = {next(r)};
-        stream_span<1, T>(base + (n + r) * stride + k * 2, stride, x + k * 2, xs, inputs, k == 0,
-                          sums + r * T * 2, to);
+      const int64_t far = max64(2, kStreamAhead<kTwice> / max64(64, inputs * 2));
+      for (int64_t r = 0; r < rows; ++r) {
+        stream_span<T, kTwice>(base + (n + r) * stride + k * 2, x + k * 2, xs, inputs, k == 0,
+                               sums + r * T, pieces_ahead(r, far), pieces_ahead(r, far / 2));
       }
       k += kSpan;
     } while (k < w.k);
     for (int64_t r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) {
-        const __m512* s = sums + (r * T + t) * 2;
-        const __m512 v = _mm512_add_ps(s[0], s[1]);
+        const __m512 v = sums[r * T + t];
         c[t * a.c_stride + (n - a.n0) + r] = _mm_cvtss_f32(sum_fours(v, v, v, v));
       }
     }
   }
 }
 
-// ---- more tokens: four rows by six tokens in registers. A block of rows stays in L2 while all tokens
-// pass, six tokens' inputs in L1 while its rows do.
+// ---- more tokens: four rows by six tokens in registers. A block of rows stays in L2 while all
+// tokens pass, six tokens' inputs in L1 while its rows do.
 
 constexpr int64_t kBlockRows = 32;
-constexpr int64_t kBlockInputs = 2048;
+constexpr int64_t kBlockInputs = 1024;  // 12 KiB of six tokens beside 8 KiB of four rows in L1
 constexpr int64_t kTileTokens = 6;
 
-// Where the block lies that is used next; lines of it are asked for in step with this one's.
+// Where the block lies that is used next. Its lines are asked for in step with this one's, by all
+// groups of tokens in turn: group `turn` of `turns` takes every turns-th tile of rows, so that
+// memory has the time of all of them.
 struct Ahead {
   const char* at;
-  int64_t stride;
+  int64_t stride, turn, turns;
 };
 
 // c[t * cs + r] (+)= R rows x T tokens over `inputs`.
@@ -213,26 +183,30 @@ CPUMOE_INLINE void block_tile(const char* w, int64_t stride, const char* x, int6
   }
 }
 
-template <int T, bool kFetch>
+template <int T>
 static void block_rows(const char* w, int64_t stride, int64_t rows, const char* x, int64_t xs,
                        int64_t inputs, float* c, int64_t cs, bool first, Ahead ahead) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4, ahead.at += 4 * ahead.stride) {
-    block_tile<4, T, kFetch>(w + r * stride, stride, x, xs, inputs, c + r, cs, first, ahead);
+    if (r / 4 % ahead.turns == ahead.turn) {
+      block_tile<4, T, true>(w + r * stride, stride, x, xs, inputs, c + r, cs, first, ahead);
+    } else {
+      block_tile<4, T, false>(w + r * stride, stride, x, xs, inputs, c + r, cs, first, ahead);
+    }
   }
   for (; r < rows; ++r, ahead.at += ahead.stride) {
-    block_tile<1, T, kFetch>(w + r * stride, stride, x, xs, inputs, c + r, cs, first, ahead);
+    block_tile<1, T, false>(w + r * stride, stride, x, xs, inputs, c + r, cs, first, ahead);
   }
 }
 
-template <bool kFetch, class... Args>
+template <class... Args>
 CPUMOE_INLINE void block_tokens(int64_t tokens, Args... args) {
-  if (tokens == 1) return block_rows<1, kFetch>(args...);
-  if (tokens == 2) return block_rows<2, kFetch>(args...);
-  if (tokens == 3) return block_rows<3, kFetch>(args...);
-  if (tokens == 4) return block_rows<4, kFetch>(args...);
-  if (tokens == 5) return block_rows<5, kFetch>(args...);
-  block_rows<6, kFetch>(args...);
+  if (tokens == 1) return block_rows<1>(args...);
+  if (tokens == 2) return block_rows<2>(args...);
+  if (tokens == 3) return block_rows<3>(args...);
+  if (tokens == 4) return block_rows<4>(args...);
+  if (tokens == 5) return block_rows<5>(args...);
+  block_rows<6>(args...);
 }
 
 }  // namespace
@@ -241,7 +215,7 @@ void dot_bf16_stream_rows_bf16(const DotArgs& a) {
   for (int64_t m = a.m0; m < a.m1;) {
     const int64_t left = a.m1 - m;
     if (left == 1) {
-      stream_tokens<1>(a, m), m += 1;
+      a.w->k <= kShortRow ? stream_tokens<1, false>(a, m) : stream_tokens<1>(a, m), m += 1;
     } else if (left == 2) {
       stream_tokens<2>(a, m), m += 2;
     } else if (left == 3) {
@@ -263,7 +237,7 @@ void dot_bf16_block_rows_bf16(const DotArgs& a) {
     do {
       const int64_t inputs = min64(kBlockInputs, w.k - k);
       const char* at = base + n * stride + k * 2;
-      Ahead ahead{at, stride};
+      Ahead ahead{at, stride, 0, ceil_div(a.m1 - a.m0, kTileTokens)};
       if (k + kBlockInputs < w.k) {
         ahead.at = at + kBlockInputs * 2;
       } else if (n + kBlockRows < a.n1) {
@@ -271,16 +245,11 @@ void dot_bf16_block_rows_bf16(const DotArgs& a) {
       } else if (a.next != nullptr) {
         ahead.at = static_cast<const char*>(a.next);
       }
-      for (int64_t m = a.m0; m < a.m1; m += kTileTokens) {
+      for (int64_t m = a.m0; m < a.m1; m += kTileTokens, ++ahead.turn) {
         const char* x = static_cast<const char*>(a.act) + m * xs + k * 2;
         float* c = a.c + (m - a.m0) * a.c_stride + (n - a.n0);
         const int64_t tokens = min64(kTileTokens, a.m1 - m);
-        const bool first = k == 0;
-        if (m == a.m0) {
-          block_tokens<true>(tokens, at, stride, rows, x, xs, inputs, c, a.c_stride, first, ahead);
-        } else {
-          block_tokens<false>(tokens, at, stride, rows, x, xs, inputs, c, a.c_stride, first, ahead);
-        }
+        block_tokens(tokens, at, stride, rows, x, xs, inputs, c, a.c_stride, k == 0, ahead);
       }
       k += kBlockInputs;
     } while (k < w.k);

@@ -22,32 +22,18 @@ struct Unpacked {
   static constexpr int64_t kFactors = 256;
   static constexpr int64_t kInts = kFactors + kFactorFloats<M> * 4;
   static constexpr int64_t kCounts = !M.counted ? 0 : M.parts == Math::whole ? 1 : 2;
-  static constexpr int64_t kBytes = kInts + (M.scaled ? 64 : 0) + 32 * kCounts;
+  static constexpr int64_t kLine = sizeof(Codes);
+  static constexpr int64_t kBytes =
+      (kInts + (M.scaled ? 64 : 0) + 32 * kCounts + kLine - 1) / kLine * kLine;
 
   CPUMOE_INLINE void load(const char* p, Factors& f) {
     load_factors<M>(reinterpret_cast<const float*>(p + kFactors), f);
     if constexpr (M.scaled) {
-      f.c0 = load_codes(p + kInts);
-      f.c1 = load_codes(p + kInts + 32);
+      f.c0 = load_lanes(p + kInts);
+      f.c1 = load_lanes(p + kInts + 32);
     }
-    if constexpr (kCounts >= 1) f.c0 = load_codes(p + kInts);
-    if constexpr (kCounts == 2) f.c1 = load_codes(p + kInts + 32);
-  }
-  // Signed codes: the sum of the negative ones' magnitudes.
-  CPUMOE_INLINE void store_counts(char* p, const __m256i w[8]) {
-    __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-#pragma GCC unroll 8
-    for (int v = 0; v < 8; ++v) {
-      const __m256i negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), w[v]);
-      const __m256i size = _mm256_and_si256(_mm256_abs_epi8(w[v]), negative);
-      __m256i& sum = sums[kCounts == 2 ? v / 4 : 0];
-      sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(size, _mm256_set1_epi8(1)));
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < kCounts; ++i) {
-      _mm256_store_si256(reinterpret_cast<__m256i*>(p + kInts + 32 * i),
-                         _mm256_madd_epi16(sums[i], _mm256_set1_epi16(1)));
-    }
+    if constexpr (kCounts >= 1) f.c0 = load_lanes(p + kInts);
+    if constexpr (kCounts == 2) f.c1 = load_lanes(p + kInts + 32);
   }
   CPUMOE_INLINE void store(char* p, const Factors& f) {
     float* to = reinterpret_cast<float*>(p + kFactors);
@@ -55,8 +41,8 @@ struct Unpacked {
     if constexpr (M.offset != Math::none) _mm256_store_ps(to + 8, f.o0);
     if constexpr (M.offset == Math::halves) _mm256_store_ps(to + 16, f.o1);
     if constexpr (M.scaled) {
-      _mm256_store_si256(reinterpret_cast<__m256i*>(p + kInts), f.c0);
-      _mm256_store_si256(reinterpret_cast<__m256i*>(p + kInts + 32), f.c1);
+      store_lanes(p + kInts, f.c0);
+      store_lanes(p + kInts + 32, f.c1);
     }
   }
 };
@@ -86,11 +72,16 @@ static void unpack_block(const WeightView& w, const Grid& grid, Expand expand, i
         copy_span<S>(p, bytes - i * S::kSpanBytes, part);
         p = part;
       }
-      __m256i v[8];
+      Codes v[kRegisters];
       decode_span<S>(p, v);
 #pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32 * j), v[j]);
-      if constexpr (M.counted) U::store_counts(to, v);
+      for (int j = 0; j < kRegisters; ++j) store_register(to + sizeof(Codes) * j, v[j]);
+      if constexpr (M.counted) {
+        Factors f;
+        count_negatives<M>(v, f);
+        store_lanes(to + U::kInts, f.c0);
+        if constexpr (U::kCounts == 2) store_lanes(to + U::kInts + 32, f.c1);
+      }
       if constexpr (!S::kPlain) {
         Factors f;
         S::factors(p, f);
@@ -134,8 +125,9 @@ CPUMOE_INLINE void block_tile(const char* block, int64_t spans, const char* x, i
     Fetch::step<kLines>(fetch);
     add_span<M, R, T>(
         acc,
-        [=](int r, int v)
-            __attribute__((always_inline)) { return load_codes(block + r * kRow + v * 32); },
+        [=](int r, int i) __attribute__((always_inline)) {
+          return load_register(block + r * kRow + i * int(sizeof(Codes)));
+        },
         [=](int r) __attribute__((always_inline)) {
           Factors f;
           U::load(block + r * kRow, f);

@@ -5,60 +5,13 @@
 
 namespace cpumoe::CPUMOE_NS {
 
-// fp16 at p + j * step for block j, in the lanes of Quads.
-CPUMOE_INLINE __m256 halves_of_blocks(const char* p, int64_t step) {
-  const auto at = [=](int j) __attribute__((always_inline)) {
-    uint16_t u;
-    memcpy(&u, p + j * step, 2);
-    return int(u);
-  };
-  __m128i v = _mm_cvtsi32_si128(at(0));
-  v = _mm_insert_epi16(v, at(2), 1);
-  v = _mm_insert_epi16(v, at(4), 2);
-  v = _mm_insert_epi16(v, at(6), 3);
-  v = _mm_insert_epi16(v, at(1), 4);
-  v = _mm_insert_epi16(v, at(3), 5);
-  v = _mm_insert_epi16(v, at(5), 6);
-  v = _mm_insert_epi16(v, at(7), 7);
-  return _mm256_cvtph_ps(v);
-}
-
-// Ors the fifth bits, 32 of every block at p + j * step, into the codes: bit e of a block to bit 4
-// of input e.
-CPUMOE_INLINE void or_fifth_bits(const char* p, int64_t step, __m256i w[8]) {
-  const auto at = [=](int j) __attribute__((always_inline)) {
-    int32_t u;
-    memcpy(&u, p + j * step, 4);
-    return u;
-  };
-  const auto four = [=](int j) __attribute__((always_inline)) {
-    const __m128i low = _mm_insert_epi32(_mm_cvtsi32_si128(at(j)), at(j + 2), 1);
-    const __m128i high = _mm_insert_epi32(_mm_cvtsi32_si128(at(j + 4)), at(j + 6), 1);
-    return _mm_unpacklo_epi64(low, high);
-  };
-  const __m256i bits = _mm256_inserti128_si256(_mm256_castsi128_si256(four(0)), four(1), 1);
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {  // byte i of a block: vectors 2i and 2i + 1
-    const __m256i from = _mm256_setr_epi32(0x00000000, 0x04040404, 0x08080808, 0x0c0c0c0c,
-                                           0x00000000, 0x04040404, 0x08080808, 0x0c0c0c0c);
-    const __m256i byte =
-        _mm256_shuffle_epi8(bits, _mm256_add_epi8(from, _mm256_set1_epi8(char(i))));
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-      const __m256i mask = _mm256_set1_epi32(h == 0 ? 0x08040201 : int(0x80402010));
-      const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(byte, mask), mask);
-      w[2 * i + h] = _mm256_or_si256(w[2 * i + h], _mm256_and_si256(set, _mm256_set1_epi8(16)));
-    }
-  }
-}
-
 struct Q8_0 {
   using Order = Quads;
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 34, kSpanBytes = 8 * kBlock;
   static constexpr Math math(bool) { return {.bytes = true}; }
-  CPUMOE_INLINE void decode(const char* p, __m256i w[8]) { bytes_of_groups(p + 2, kBlock, w); }
-  CPUMOE_INLINE void factors(const char* p, Factors& f) { f.s0 = halves_of_blocks(p, kBlock); }
+  CPUMOE_INLINE void decode(const char* p, Codes w[]) { bytes_of_groups<kBlock, 2>(p, w); }
+  CPUMOE_INLINE void factors(const char* p, Factors& f) { f.s0 = halves_of_blocks<kBlock, 0>(p); }
 };
 
 struct Q4_0 {
@@ -66,8 +19,8 @@ struct Q4_0 {
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 18, kSpanBytes = 8 * kBlock;
   static constexpr Math math(bool) { return {.middle = 8}; }
-  CPUMOE_INLINE void decode(const char* p, __m256i w[8]) { nibbles_of_groups(p + 2, kBlock, w); }
-  CPUMOE_INLINE void factors(const char* p, Factors& f) { f.s0 = halves_of_blocks(p, kBlock); }
+  CPUMOE_INLINE void decode(const char* p, Codes w[]) { nibbles_of_groups<kBlock, 2>(p, w); }
+  CPUMOE_INLINE void factors(const char* p, Factors& f) { f.s0 = halves_of_blocks<kBlock, 0>(p); }
 };
 
 struct Q4_1 {
@@ -75,10 +28,10 @@ struct Q4_1 {
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 20, kSpanBytes = 8 * kBlock;
   static constexpr Math math(bool) { return {.offset = Math::group}; }
-  CPUMOE_INLINE void decode(const char* p, __m256i w[8]) { nibbles_of_groups(p + 4, kBlock, w); }
+  CPUMOE_INLINE void decode(const char* p, Codes w[]) { nibbles_of_groups<kBlock, 4>(p, w); }
   CPUMOE_INLINE void factors(const char* p, Factors& f) {
-    f.s0 = halves_of_blocks(p, kBlock);
-    f.o0 = halves_of_blocks(p + 2, kBlock);
+    f.s0 = halves_of_blocks<kBlock, 0>(p);
+    f.o0 = halves_of_blocks<kBlock, 2>(p);
   }
 };
 
@@ -87,11 +40,11 @@ struct Q5_0 {
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 22, kSpanBytes = 8 * kBlock;
   static constexpr Math math(bool) { return {.middle = 16}; }
-  CPUMOE_INLINE void decode(const char* p, __m256i w[8]) {
-    nibbles_of_groups(p + 6, kBlock, w);
-    or_fifth_bits(p + 2, kBlock, w);
+  CPUMOE_INLINE void decode(const char* p, Codes w[]) {
+    nibbles_of_groups<kBlock, 6>(p, w);
+    or_fifth_bits<kBlock, 2>(p, w);
   }
-  CPUMOE_INLINE void factors(const char* p, Factors& f) { f.s0 = halves_of_blocks(p, kBlock); }
+  CPUMOE_INLINE void factors(const char* p, Factors& f) { f.s0 = halves_of_blocks<kBlock, 0>(p); }
 };
 
 struct Q5_1 {
@@ -99,13 +52,13 @@ struct Q5_1 {
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 24, kSpanBytes = 8 * kBlock;
   static constexpr Math math(bool) { return {.parts = Math::ints, .offset = Math::group}; }
-  CPUMOE_INLINE void decode(const char* p, __m256i w[8]) {
-    nibbles_of_groups(p + 8, kBlock, w);
-    or_fifth_bits(p + 4, kBlock, w);
+  CPUMOE_INLINE void decode(const char* p, Codes w[]) {
+    nibbles_of_groups<kBlock, 8>(p, w);
+    or_fifth_bits<kBlock, 4>(p, w);
   }
   CPUMOE_INLINE void factors(const char* p, Factors& f) {
-    f.s0 = halves_of_blocks(p, kBlock);
-    f.o0 = halves_of_blocks(p + 2, kBlock);
+    f.s0 = halves_of_blocks<kBlock, 0>(p);
+    f.o0 = halves_of_blocks<kBlock, 2>(p);
   }
 };
 
@@ -114,12 +67,11 @@ struct Iq4Nl {
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 18, kSpanBytes = 8 * kBlock;
   static constexpr Math math(bool) { return {.bytes = true}; }
-  CPUMOE_INLINE void decode(const char* p, __m256i w[8]) {
-    nibbles_of_groups(p + 2, kBlock, w);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) w[i] = codes::iq4_values(w[i]);
+  CPUMOE_INLINE void decode(const char* p, Codes w[]) {
+    nibbles_of_groups<kBlock, 2>(p, w);
+    look_up_all(kIq4, w);
   }
-  CPUMOE_INLINE void factors(const char* p, Factors& f) { f.s0 = halves_of_blocks(p, kBlock); }
+  CPUMOE_INLINE void factors(const char* p, Factors& f) { f.s0 = halves_of_blocks<kBlock, 0>(p); }
 };
 
 struct GgufMxfp4 {
@@ -127,10 +79,9 @@ struct GgufMxfp4 {
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 17, kSpanBytes = 8 * kBlock;
   static constexpr Math math(bool) { return {.middle = 12}; }
-  CPUMOE_INLINE void decode(const char* p, __m256i w[8]) {
-    nibbles_of_groups(p + 1, kBlock, w);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) w[i] = look_up(kE2m1Plus12, w[i]);
+  CPUMOE_INLINE void decode(const char* p, Codes w[]) {
+    nibbles_of_groups<kBlock, 1>(p, w);
+    look_up_all(kE2m1Plus12, w);
   }
   CPUMOE_INLINE void factors(const char* p, Factors& f) {  // 2^(exponent - 128)
     const auto at = [=](int j) __attribute__((always_inline)) { return p[j * kBlock]; };

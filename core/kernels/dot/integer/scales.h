@@ -20,6 +20,7 @@ struct Grid {
   Code zero_code;
   int64_t rows;    // features that share a line
   int64_t inputs;  // K
+  int64_t bytes;   // of a scale
   int shift;       // log2 of inputs that share a scale, or more than K has
   float factor;    // of every scale
   float zero;      // what every feature's codes are above the numbers they stand for, or
@@ -27,6 +28,14 @@ struct Grid {
   __m256i groups;  // group of 32 in each lane
   __m256i index;   // its scale, counted from the span's first
 };
+
+// Fetches what spans [first, first + spans) of feature n have for scales. They are few bytes of many
+// lines, of which a core alone sees no pattern.
+CPUMOE_INLINE void fetch_scales(const Grid& g, int64_t n, int64_t first, int64_t spans) {
+  const char* p = g.scales.data + (g.rows == 1 ? n : n / g.rows) * g.scales.step;
+  const char* end = p + ((first + spans) << 8 >> g.shift) * g.bytes;
+  for (p += (first << 8 >> g.shift) * g.bytes; p < end; p += 64) _mm_prefetch(p, _MM_HINT_T0);
+}
 
 // Factors of spans [first, last) of `rows` features from n on, `step` floats apart, features
 // `row_step`: per span the scales (with kHalves: two vectors), then as many offsets -zero * scale
@@ -59,6 +68,7 @@ CPUMOE_INLINE Grid make_grid(const WeightView& w, bool halves) {
   g.zero_code = w.zeros.code;
   g.rows = f.scale_rows;
   g.inputs = w.k;
+  g.bytes = line_bytes(w.scales.code, 1);
   g.shift = 40;
   for (int s = 4; s < 30; ++s) {
     if (f.scale_cols == int32_t(1) << s) g.shift = s;

@@ -4,12 +4,18 @@
 //   Order           of its activations (layouts.h)
 //   kSpanBytes      of 256 inputs
 //   math(halves)    how its codes are multiplied; `halves`: 16 inputs share a scale
-//   decode(p, w)    the 8 vectors of the span at p
+//   decode(p, w)    the codes of the span at p
 //   kPlain          true: scales lie apart; kCountedFrom (the number of code 0), kMiddle, and kFactor
 //                   of each scale
 //                   false: factors(p, f) reads them from the span
 #pragma once
 #include "kernels/dot/integer/scales.h"
+#include "kernels/dot/integer/unpack.h"
+#ifdef __AVX512VNNI__
+#include "kernels/dot/integer/vnni.h"
+#else
+#include "kernels/dot/integer/maddubs.h"
+#endif
 
 namespace cpumoe::CPUMOE_NS {
 
@@ -22,12 +28,9 @@ constexpr Math math_of(bool halves) {
   return m;
 }
 template <class S>
-CPUMOE_INLINE void decode_span(const char* p, __m256i w[8]) {
+CPUMOE_INLINE void decode_span(const char* p, Codes w[kRegisters]) {
   S::decode(p, w);
-  if constexpr (kVnni && S::math(false).bytes) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) w[i] = _mm256_xor_si256(w[i], _mm256_set1_epi8(char(0x80)));
-  }
+  if constexpr (kVnni && S::math(false).bytes) flip_all(0x80, w);
 }
 
 template <Math M>

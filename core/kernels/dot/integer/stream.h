@@ -13,55 +13,77 @@ constexpr int64_t kStreamSpans = T == 1   ? 64
                                  : T == 2 ? 16
                                           : 8;
 constexpr int64_t kStreamRows = 8;
+// Rows at once: with VNNI reading the activations is what limits a core.
+constexpr int kStreamPair = kVnni ? 2 : 1;
 constexpr int64_t kStreamFactors = 32;   // spans whose factors are expanded at a time
 constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
 
-template <class S, bool kHalves, int T>
-CPUMOE_INLINE void stream_span(__m256 acc[1][T], const char* p, const float* plain, const char* x,
-                               int64_t xs) {
+// One span of R rows, `stride` bytes and `step` floats apart.
+template <class S, bool kHalves, int R, int T>
+CPUMOE_INLINE void stream_span(__m256 acc[R][T], const char* p, int64_t stride, const float* plain,
+                               int64_t step, const char* x, int64_t xs) {
   constexpr Math M = math_of<S>(kHalves);
-  __m256i w[8];
-  Factors f;
-  decode_span<S>(p, w);
-  if constexpr (S::kPlain) {
-    load_factors<M>(plain, f);
-  } else {
-    S::factors(p, f);
+  Codes w[R][kRegisters];
+  Factors f[R];
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) {
+    decode_span<S>(p + r * stride, w[r]);
+    if constexpr (S::kPlain) {
+      load_factors<M>(plain + r * step, f[r]);
+    } else {
+      S::factors(p + r * stride, f[r]);
+    }
   }
-  add_span<M, 1, T>(
-      acc, [&](int, int v) __attribute__((always_inline)) { return w[v]; },
-      [&](int) __attribute__((always_inline)) -> const Factors& { return f; }, x, xs);
+  add_span<M, R, T>(
+      acc, [&](int r, int i) __attribute__((always_inline)) { return w[r][i]; },
+      [&](int r) __attribute__((always_inline)) -> const Factors& { return f[r]; }, x, xs);
 }
 
-// Spans [first, last) of one row; `sums`: T vectors to start from and to leave the sums in.
-template <class S, bool kHalves, int T>
-CPUMOE_INLINE void stream_row(const char* row, const char* next, const float* plain, int64_t first,
-                              int64_t last, int64_t row_bytes, const char* x, int64_t xs,
-                              float* sums) {
+// Spans [first, last) of R rows; `next`: what is used after them; `sums`: T vectors a row to start
+// from and to leave the sums in.
+template <class S, bool kHalves, int R, int T>
+CPUMOE_INLINE void stream_rows(const char* row, int64_t stride, const char* const next[R],
+                               const float* plain, int64_t step, int64_t first, int64_t last,
+                               int64_t row_bytes, const char* x, int64_t xs, float* sums) {
   constexpr int64_t kFloats = kFactorFloats<math_of<S>(kHalves)>;
-  __m256 acc[1][T];
+  __m256 acc[R][T];
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-  for (int t = 0; t < T; ++t)
-    acc[0][t] = first == 0 ? _mm256_setzero_ps() : _mm256_load_ps(sums + t * kStreamRows * 8);
+    for (int t = 0; t < T; ++t) {
+      acc[r][t] =
+          first == 0 ? _mm256_setzero_ps() : _mm256_load_ps(sums + (t * kStreamRows + r) * 8);
+    }
+  }
   const int64_t whole = min64(last, row_bytes / S::kSpanBytes);
   int64_t i = first;
   for (; i < whole; ++i) {
-    const char* ahead = next + i * S::kSpanBytes;
     // Every line: with several tokens parts of rows do not follow each other, and beside one the
     // activations of long rows leave no slack (`kernels_dot_dot_bench 2 int_stream,mixtral-down,/m1/`
     // with every second line).
+#pragma GCC unroll 2
+    for (int r = 0; r < R; ++r) {
+      const char* ahead = next[r] + i * S::kSpanBytes;
 #pragma GCC unroll 8
-    for (int64_t b = 0; b < S::kSpanBytes; b += 64) _mm_prefetch(ahead + b, _MM_HINT_T1);
-    stream_span<S, kHalves, T>(acc, row + i * S::kSpanBytes, plain + (i - first) * kFloats,
-                               x + i * Spans::kBytes, xs);
+      for (int64_t b = 0; b < S::kSpanBytes; b += 64) _mm_prefetch(ahead + b, _MM_HINT_T1);
+    }
+    stream_span<S, kHalves, R, T>(acc, row + i * S::kSpanBytes, stride,
+                                  plain + (i - first) * kFloats, step, x + i * Spans::kBytes, xs);
   }
   if (i < last) {
-    alignas(32) char part[S::kSpanBytes];
-    copy_span<S>(row + i * S::kSpanBytes, row_bytes - i * S::kSpanBytes, part);
-    stream_span<S, kHalves, T>(acc, part, plain + (i - first) * kFloats, x + i * Spans::kBytes, xs);
+    alignas(64) char part[R * S::kSpanBytes];
+    for (int r = 0; r < R; ++r) {
+      copy_span<S>(row + r * stride + i * S::kSpanBytes, row_bytes - i * S::kSpanBytes,
+                   part + r * S::kSpanBytes);
+    }
+    stream_span<S, kHalves, R, T>(acc, part, S::kSpanBytes, plain + (i - first) * kFloats, step,
+                                  x + i * Spans::kBytes, xs);
   }
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-  for (int t = 0; t < T; ++t) _mm256_store_ps(sums + t * kStreamRows * 8, acc[0][t]);
+    for (int t = 0; t < T; ++t) _mm256_store_ps(sums + (t * kStreamRows + r) * 8, acc[r][t]);
+  }
 }
 
 // All features of the slice for T tokens from m on.
@@ -80,52 +102,65 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
     grid = make_grid<S>(w, kHalves);
     expand = expand_for<M>(w);
   }
+  constexpr int R = kStreamPair;
   alignas(32) float sums[T * kStreamRows * 8];
   constexpr int64_t kFloats = kFactorFloats<M>;
-  alignas(32) float plain[S::kPlain ? kFloats * kStreamFactors : 8];
+  alignas(32) float plain[S::kPlain ? R * kFloats * kStreamFactors : 8];
   for (int64_t n = a.n0; n < a.n1; n += kStreamRows) {
     const int64_t rows = min64(kStreamRows, a.n1 - n);
     int64_t first = 0;
     do {
       const int64_t last = min64(spans, first + kStreamSpans<T>);
       // Rows ahead, in the order of use.
-      const int64_t ahead = max64(1, kStreamAhead / max64(64, (last - first) * S::kSpanBytes));
-      for (int64_t r = 0; r < rows; ++r) {
+      const int64_t ahead =
+          R * max64(1, kStreamAhead / R / max64(64, (last - first) * S::kSpanBytes));
+      for (int64_t r = 0; r < rows; r += R) {
         const char* p = base + (n + r) * stride;
-        const char* next = p;
-        int64_t row = r + ahead, shift = 0;
-        if (row >= rows && spans > kStreamSpans<T>) {
-          row -= rows;
-          if (last < spans) {
-            shift = kStreamSpans<T> * S::kSpanBytes;
-          } else {
-            row += kStreamRows, shift = -first * S::kSpanBytes;
+        const char* next[R];
+        for (int i = 0; i < R; ++i) {
+          next[i] = p;
+          int64_t row = r + i + ahead, shift = 0;
+          if (row >= rows && spans > kStreamSpans<T>) {
+            row -= rows;
+            if (last < spans) {
+              shift = kStreamSpans<T> * S::kSpanBytes;
+            } else {
+              row += kStreamRows, shift = -first * S::kSpanBytes;
+            }
+          }
+          if (n + row < a.n1) {
+            next[i] = base + (n + row) * stride + shift;
+            if constexpr (S::kPlain && T > 1)
+              fetch_scales(grid, n + row, first + shift / S::kSpanBytes, last - first);
+          } else if (a.next != nullptr) {
+            next[i] = static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
           }
         }
-        if (n + row < a.n1) {
-          next = base + (n + row) * stride + shift;
-        } else if (a.next != nullptr) {
-          next = static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
-        }
+        // A last row without a second one is its own.
+        const bool one = R > 1 && r + 1 == rows;
+        const int64_t apart = one ? 0 : stride;
         if constexpr (S::kPlain) {
-          const int64_t width = last - first, at_once = kStreamFactors / max64(1, width);
+          const int64_t width = last - first, at_once = R * (kStreamFactors / max64(1, width));
           if (width <= kStreamFactors) {
             const int64_t within = r % at_once;
             if (within == 0) {
               expand(grid, n + r, min64(at_once, rows - r), first, last, plain, kFloats,
                      width * kFloats);
             }
-            stream_row<S, kHalves, T>(p, next, plain + within * width * kFloats, first, last, bytes,
-                                      x, xs, sums + r * 8);
+            stream_rows<S, kHalves, R, T>(p, apart, next, plain + within * width * kFloats,
+                                          one ? 0 : width * kFloats, first, last, bytes, x, xs,
+                                          sums + r * 8);
             continue;
           }
           for (int64_t i = first; i < last; i += kStreamFactors) {
             const int64_t end = min64(last, i + kStreamFactors);
-            expand(grid, n + r, 1, i, end, plain, kFloats, 0);
-            stream_row<S, kHalves, T>(p, next, plain, i, end, bytes, x, xs, sums + r * 8);
+            expand(grid, n + r, one ? 1 : R, i, end, plain, kFloats, kStreamFactors * kFloats);
+            stream_rows<S, kHalves, R, T>(p, apart, next, plain, one ? 0 : kStreamFactors * kFloats,
+                                          i, end, bytes, x, xs, sums + r * 8);
           }
         } else {
-          stream_row<S, kHalves, T>(p, next, plain, first, last, bytes, x, xs, sums + r * 8);
+          stream_rows<S, kHalves, R, T>(p, apart, next, nullptr, 0, first, last, bytes, x, xs,
+                                        sums + r * 8);
         }
       }
       first = last;

@@ -4,6 +4,18 @@
 
 namespace cpumoe::CPUMOE_NS {
 
+// sums + unsigned codes times signed ones, four to a lane. VNNI only.
+CPUMOE_INLINE __m256i dot_fours([[maybe_unused]] __m256i sums, [[maybe_unused]] __m256i codes,
+                                [[maybe_unused]] __m256i a) {
+#ifdef __AVX512VNNI__
+  return _mm256_dpbusd_epi32(sums, codes, a);
+#else
+  return sums;
+#endif
+}
+
+CPUMOE_INLINE __m256i high_halves(__m256i v) { return codes::low_nibbles(_mm256_srli_epi16(v, 4)); }
+
 // GPTQ: a word holds neighbouring inputs of one feature. S: how its codes are split and added.
 template <class S>
 struct Gptq : S {
@@ -62,8 +74,8 @@ struct Nibbles {
   static constexpr float kZero = 0;
   static constexpr int kParts = 2;  // even inputs, odd inputs
   CPUMOE_INLINE void split(__m256i word, __m256i codes[2]) {
-    codes[0] = low_nibbles(word);
-    codes[1] = high_nibbles(word);
+    codes[0] = codes::low_nibbles(word);
+    codes[1] = high_halves(word);
   }
   // The vector of a span that holds the activations of line i of a group.
   static constexpr int vector(int i, int part) { return i / 2 * 4 + part * 2 + i % 2; }
@@ -133,8 +145,8 @@ struct Awq {
     }
     const auto add_pair = [&](int64_t e, __m256i one, __m256i two) __attribute__((always_inline)) {
       Ahead::step(ahead);
-      const __m256i low[2] = {low_nibbles(one), low_nibbles(two)},
-                    high[2] = {high_nibbles(one), high_nibbles(two)};
+      const __m256i low[2] = {codes::low_nibbles(one), codes::low_nibbles(two)},
+                    high[2] = {high_halves(one), high_halves(two)};
       const __m256i pairs[4] = {
           _mm256_unpacklo_epi8(low[0], low[1]), _mm256_unpacklo_epi8(high[0], high[1]),
           _mm256_unpackhi_epi8(low[0], low[1]), _mm256_unpackhi_epi8(high[0], high[1])};

@@ -34,7 +34,7 @@ struct E4m3 {
   using V = Vec8;
   using Act = RowsScaled;
   static constexpr Code kCode = Code::e4m3;
-  static constexpr int64_t kBytes = 32, kRun = 64, kScale = 64;
+  static constexpr int64_t kBytes = 32, kRun = 64, kScale = 64, kNear = 0;
   static constexpr float kFactor = 1;
   static constexpr int rows(int tokens) { return tokens == 1 ? 1 : 2; }
   struct Nan {
@@ -64,7 +64,8 @@ struct E2m1 {
   using V = Vec8;
   using Act = RowsScaled;
   static constexpr Code kCode = Code::e2m1;
-  static constexpr int64_t kBytes = 16, kRun = 32, kScale = kInputsOfScale;
+  static constexpr int64_t kBytes = 16, kRun = 32, kScale = kInputsOfScale,
+                          kNear = 0;
   static constexpr float kFactor = 64;
   static constexpr int rows(int tokens) { return tokens == 1 ? 1 : 2; }
   struct Nan {};

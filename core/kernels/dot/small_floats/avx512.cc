@@ -36,7 +36,7 @@ struct E4m3 {
   using V = Vec16;
   using Act = RowsScaled64;
   static constexpr Code kCode = Code::e4m3;
-  static constexpr int64_t kBytes = 64, kRun = 128, kScale = 128;
+  static constexpr int64_t kBytes = 64, kRun = 128, kScale = 128, kNear = 256;
   static constexpr float kFactor = 1;
   static constexpr int rows(int tokens) { return tokens <= 2 ? 4 : 2; }
   struct Nan {
@@ -67,7 +67,8 @@ struct E2m1 {
   using V = Vec16;
   using Act = RowsScaled128;
   static constexpr Code kCode = Code::e2m1;
-  static constexpr int64_t kBytes = 64, kRun = 128, kScale = kInputsOfScale;
+  static constexpr int64_t kBytes = 64, kRun = 128, kScale = kInputsOfScale,
+                          kNear = 256;
   static constexpr float kFactor = 1;
   static constexpr int rows(int) { return 2; }
   struct Nan {};

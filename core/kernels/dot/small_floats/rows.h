@@ -7,6 +7,7 @@
 //   kBytes, kFactor     bytes of Act::kChunk inputs; what is left of the power of two
 //   kRun                inputs whose products are added before scales meet them
 //   kScale              inputs of a scale, a divisor of kRun: the kLanes are shared out in order
+//   kNear               bytes fetched into L1 ahead of their use at one token; 0: none
 //   rows(tokens)        rows computed side by side
 //   load(p, nan)        kChunk inputs; `nan` collects what is_nan asks for
 //   vector<J>(bits)     inputs kStep * i + J of them in lane i
@@ -32,8 +33,10 @@ struct RunScales {
                            kMost = span_of(T) / D::kScale;
   alignas(64) float of[T][kMost];
 
-  CPUMOE_INLINE void fill(RunScales& s, const WeightView& w, int64_t line, int64_t k,
-                          int64_t inputs, const float* factors, int64_t fs) {
+  // Out of line: R copies of it in every row_span are most of the code.
+  __attribute__((noinline)) static void fill(RunScales& s, const WeightView& w, int64_t line,
+                                             int64_t k, int64_t inputs, const float* factors,
+                                             int64_t fs) {
     const int64_t size = w.format->scale_cols;
     const int64_t groups = ceil_div(inputs, kGroup);
     const int64_t count = ceil_div(inputs, size);
@@ -142,8 +145,11 @@ void row_span(const Span& s, const float* x, int64_t xs, const float* factors,
     if (kRunBytes >= 64 || byte % 64 == 0) {
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
-        for (int64_t b = 0; b < kRunBytes; b += 64)
+        for (int64_t b = 0; b < kRunBytes; b += 64) {
           _mm_prefetch(s.next + r * s.stride + byte + b, _MM_HINT_T1);
+          if (T == 1 && D::kNear != 0)
+            _mm_prefetch(s.p + r * s.stride + byte + b + D::kNear, _MM_HINT_T0);
+        }
       }
     }
     run(k, kSteps, [&](int r, int64_t i) { return s.p + r * s.stride + byte + i * D::kBytes; });

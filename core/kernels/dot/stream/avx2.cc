@@ -2,6 +2,7 @@
 // used for all tokens while it is in a register.
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
+#include "kernels/dot/stream/lines_ahead.h"
 #include "kernels/vec/avx2_decode.h"
 
 namespace cpumoe::avx2 {
@@ -154,20 +155,6 @@ void rows(const DotArgs& a) {
 // and lie in the tile between blocks, in the order of W::lo and W::hi. Lines are asked for in the
 // order of memory, twice, one and two blocks ahead.
 
-struct LinesAhead {
-  const char* at;
-  const char* run_end;
-  int64_t run_bytes, stride;
-  CPUMOE_INLINE void step(LinesAhead& a) {
-    _mm_prefetch(a.at, _MM_HINT_T1);
-    a.at += 64;
-    if (a.at >= a.run_end) {
-      a.run_end += a.stride;
-      a.at = a.run_end - a.run_bytes;
-    }
-  }
-};
-
 // 16 features, R lines of memory, T tokens.
 template <class W, int T, int R>
 CPUMOE_INLINE void columns_tile(const char* w, int64_t stride, const float* x, int64_t xs, float* c,
@@ -223,20 +210,10 @@ void columns_tokens(const DotArgs& a, int64_t m) {
   constexpr int kLines = 8;
   const WeightView& w = *a.w;
   const int64_t stride = w.stride * W::kBytes, xs = Rows::pos(1, 0, w.k), features = a.n1 - a.n0;
-  const int64_t bytes = features * W::kBytes, run = bytes == stride ? kLines * bytes : bytes;
   const char* base = static_cast<const char*>(w.data) + a.n0 * W::kBytes;
   const float* x = static_cast<const float*>(a.act) + Rows::pos(m, 0, w.k);
   float* c = a.c + (m - a.m0) * a.c_stride;
-  // The block that begins at line k, in this slice or behind it in the caller's next one.
-  const auto block_at = [&](int64_t k) {
-    const char* p = base;
-    if (k + kLines <= w.k) {
-      p += k * stride;
-    } else if (k >= w.k && a.next != nullptr) {
-      p = static_cast<const char*>(a.next) + (k - w.k) * stride;
-    }
-    return LinesAhead{p, p + run, run, stride};
-  };
+  const auto block_at = [&](int64_t k) { return lines_from(a, W::kBytes, kLines, k); };
   int64_t k = 0;
   for (; k + kLines <= w.k; k += kLines) {
     LinesAhead ahead[2] = {block_at(k + 2 * kLines), block_at(k + kLines)};
