@@ -13,8 +13,9 @@ constexpr int64_t kStreamSpans = T == 1   ? 64
                                  : T == 2 ? 16
                                           : 8;
 constexpr int64_t kStreamRows = 8;
-// Rows at once: with VNNI reading the activations is what limits a core.
-constexpr int kStreamPair = kVnni ? 2 : 1;
+// Rows at once. With VNNI reading the activations of several tokens is what limits a core.
+template <int T>
+constexpr int kStreamPair = kVnni && T > 1 ? 2 : 1;
 constexpr int64_t kStreamFactors = 32;   // spans whose factors are expanded at a time
 constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
 
@@ -102,7 +103,7 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
     grid = make_grid<S>(w, kHalves);
     expand = expand_for<M>(w);
   }
-  constexpr int R = kStreamPair;
+  constexpr int R = kStreamPair<T>;
   alignas(32) float sums[T * kStreamRows * 8];
   constexpr int64_t kFloats = kFactorFloats<M>;
   alignas(32) float plain[S::kPlain ? R * kFloats * kStreamFactors : 8];
@@ -130,7 +131,7 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
           }
           if (n + row < a.n1) {
             next[i] = base + (n + row) * stride + shift;
-            if constexpr (S::kPlain && T > 1)
+            if constexpr (S::kPlain)
               fetch_scales(grid, n + row, first + shift / S::kSpanBytes, last - first);
           } else if (a.next != nullptr) {
             next[i] = static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
