@@ -117,7 +117,7 @@ def not_a_number(x, experts, ids, scores, *, out, executor):
 @pytest.mark.parametrize("shape", [ROWS, COLUMNS], ids=lambda s: s.name)
 def test_a_wrong_operator_is_refused(monkeypatch, shape, wrong):
     weights, *_ = case(shape)
-    op = layer.Op(weights, 5, cpumoe.Executor(threads=2), seed=0)
+    op = layer.Op(weights, 5, cpumoe.Executor(threads=2), seed=0, activations="fp32")
 
     def call(x, ids, scores, out):
         wrong(x, weights.experts, ids, scores, out=out, executor=op.executor)

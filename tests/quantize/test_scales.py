@@ -205,5 +205,5 @@ def test_packing(bits):
 
 @pytest.mark.parametrize("name", ["", "int4", "int5_g32", "int4_g33", "q4_k", "INT4_G32", "mxfp8"])
 def test_unknown_formats_are_refused(name):
-    with pytest.raises(Error, match="the format must be mxfp4, or one of"):
+    with pytest.raises(Error, match="format: must be mxfp4, or one of"):
         find_target(name)

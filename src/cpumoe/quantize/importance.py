@@ -237,7 +237,8 @@ def calibrate(
         >>> found["model.layers.0.self_attn.q_proj"].shape
         (256,)
     """
-    model = load(source, threads=threads, kv="fp32")
+    # In class fp32: what is recorded must not depend on the CPU.
+    model = load(source, threads=threads, kv="fp32", activations="fp32")
     windows = Evaluator(model, text, window=window, tokens=tokens)
     recorder, session = Recorder(model), model.session()
     for done, part in enumerate(windows.windows, 1):
