@@ -1,4 +1,4 @@
-// Sources of words (words.h): GPTQ and AWQ. Included by ISA files only.
+// Sources of words (words.h): GPTQ and AWQ. Included by one file per ISA.
 #pragma once
 #include "kernels/dot/integer/words.h"
 
@@ -183,5 +183,14 @@ struct Awq {
     }
   }
 };
+
+#define CPUMOE_WORDS(code, source, act_layout, n_block) \
+  void dot_int_words_columns_##code(const DotArgs& a) { words<source>(a); }
+#include "kernels/dot/integer/words.inc"
+#undef CPUMOE_WORDS
+
+size_t scratch_int_words(int64_t, int64_t, int64_t) {
+  return size_t(2 * kMostGroups * kFeatures) * 4;
+}
 
 }  // namespace cpumoe::CPUMOE_NS
