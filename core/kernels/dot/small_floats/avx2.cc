@@ -82,11 +82,6 @@ struct E2m1 {
 
 }  // namespace
 
-void dot_small_floats_rows_e4m3(const DotArgs& a) { small_floats::with_subnormals<E4m3>(a); }
-void dot_small_floats_rows_e2m1(const DotArgs& a) {
-  if (a.w->format->scale_cols == 16) return small_floats::with_subnormals<E2m1<16>>(a);
-  small_floats::with_subnormals<E2m1<32>>(a);
-}
-size_t scratch_small_floats(int64_t, int64_t, int64_t) { return 0; }
+CPUMOE_SMALL_FLOATS
 
 }  // namespace cpumoe::avx2

@@ -241,3 +241,12 @@ void with_subnormals(const DotArgs& a) {
 }
 
 }  // namespace cpumoe::CPUMOE_NS::small_floats
+
+// The functions of an ISA, whose file says what E4m3, E2m1<inputs that share a scale> are.
+#define CPUMOE_SMALL_FLOATS                                                                       \
+  void dot_small_floats_rows_e4m3(const DotArgs& a) { small_floats::with_subnormals<E4m3>(a); }   \
+  void dot_small_floats_rows_e2m1(const DotArgs& a) {                                             \
+    if (a.w->format->scale_cols == 16) return small_floats::with_subnormals<E2m1<16>>(a);         \
+    small_floats::with_subnormals<E2m1<32>>(a);                                                   \
+  }                                                                                               \
+  size_t scratch_small_floats(int64_t, int64_t, int64_t) { return 0; }
