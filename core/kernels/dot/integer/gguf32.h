@@ -84,16 +84,7 @@ struct GgufMxfp4 {
     look_up_all(kE2m1Plus12, w);
   }
   CPUMOE_INLINE void factors(const char* p, Factors& f) {  // 2^(exponent - 128)
-    const auto at = [=](int j) __attribute__((always_inline)) { return p[j * kBlock]; };
-    __m128i bytes = _mm_cvtsi32_si128(at(0));
-    bytes = _mm_insert_epi8(bytes, at(2), 1);
-    bytes = _mm_insert_epi8(bytes, at(4), 2);
-    bytes = _mm_insert_epi8(bytes, at(6), 3);
-    bytes = _mm_insert_epi8(bytes, at(1), 4);
-    bytes = _mm_insert_epi8(bytes, at(3), 5);
-    bytes = _mm_insert_epi8(bytes, at(5), 6);
-    bytes = _mm_insert_epi8(bytes, at(7), 7);
-    const __m256i e = _mm256_cvtepu8_epi32(bytes);
+    const __m256i e = first_bytes<kBlock>(p);
     const __m256i one = _mm256_set1_epi32(1);
     const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
     const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);

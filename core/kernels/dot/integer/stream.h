@@ -13,11 +13,15 @@ constexpr int64_t kStreamSpans = T == 1   ? 64
                                  : T == 2 ? 16
                                           : 8;
 constexpr int64_t kStreamRows = 8;
-// Rows at once. With VNNI reading the activations of several tokens is what limits a core.
-template <int T>
-constexpr int kStreamPair = kVnni && T > 1 ? 2 : 1;
-constexpr int64_t kStreamFactors = 32;   // spans whose factors are expanded at a time
-constexpr int64_t kStreamAhead = 12288;  // bytes fetched into L2 ahead of their use
+// Rows at once. With VNNI reading the activations is what limits a core, but for one token and factors
+// that are read beside them.
+template <class S, int T>
+constexpr int kStreamPair = kVnni && (T > 1 || !S::kPlain) ? 2 : 1;
+constexpr int64_t kStreamFactors = 32;  // spans whose factors are expanded at a time
+// Bytes before their use at which lines are fetched into L2, again and again: a core drops what it
+// asks for while too much is under way.
+constexpr int kStreamAsks = 3;
+constexpr int64_t kStreamAhead[kStreamAsks] = {16384, 10240, 5120};
 
 // One span of R rows, `stride` bytes and `step` floats apart.
 template <class S, bool kHalves, int R, int T>
@@ -40,10 +44,15 @@ CPUMOE_INLINE void stream_span(__m256 acc[R][T], const char* p, int64_t stride, 
       [&](int r) __attribute__((always_inline)) -> const Factors& { return f[r]; }, x, xs);
 }
 
-// Spans [first, last) of R rows; `next`: what is used after them; `sums`: T vectors a row to start
-// from and to leave the sums in.
+// What is used kStreamAhead bytes after the rows' beginnings.
+template <int R>
+struct Ahead {
+  const char* at[kStreamAsks][R];
+};
+
+// Spans [first, last) of R rows; `sums`: T vectors a row to start from and to leave the sums in.
 template <class S, bool kHalves, int R, int T>
-CPUMOE_INLINE void stream_rows(const char* row, int64_t stride, const char* const next[R],
+CPUMOE_INLINE void stream_rows(const char* row, int64_t stride, const Ahead<R>& ahead,
                                const float* plain, int64_t step, int64_t first, int64_t last,
                                int64_t row_bytes, const char* x, int64_t xs, float* sums) {
   constexpr int64_t kFloats = kFactorFloats<math_of<S>(kHalves)>;
@@ -59,14 +68,15 @@ CPUMOE_INLINE void stream_rows(const char* row, int64_t stride, const char* cons
   const int64_t whole = min64(last, row_bytes / S::kSpanBytes);
   int64_t i = first;
   for (; i < whole; ++i) {
-    // Every line: with several tokens parts of rows do not follow each other, and beside one the
-    // activations of long rows leave no slack (`kernels_dot_dot_bench 2 int_stream,mixtral-down,/m1/`
-    // with every second line).
-#pragma GCC unroll 2
-    for (int r = 0; r < R; ++r) {
-      const char* ahead = next[r] + i * S::kSpanBytes;
 #pragma GCC unroll 8
-      for (int64_t b = 0; b < S::kSpanBytes; b += 64) _mm_prefetch(ahead + b, _MM_HINT_T1);
+    for (int64_t b = 0; b < S::kSpanBytes; b += 64) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kStreamAsks; ++j) {
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) {
+          _mm_prefetch(ahead.at[j][r] + i * S::kSpanBytes + b, _MM_HINT_T1);
+        }
+      }
     }
     stream_span<S, kHalves, R, T>(acc, row + i * S::kSpanBytes, stride,
                                   plain + (i - first) * kFloats, step, x + i * Spans::kBytes, xs);
@@ -103,7 +113,7 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
     grid = make_grid<S>(w, kHalves);
     expand = expand_for<M>(w);
   }
-  constexpr int R = kStreamPair<T>;
+  constexpr int R = kStreamPair<S, T>;
   alignas(32) float sums[T * kStreamRows * 8];
   constexpr int64_t kFloats = kFactorFloats<M>;
   alignas(32) float plain[S::kPlain ? R * kFloats * kStreamFactors : 8];
@@ -112,29 +122,33 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
     int64_t first = 0;
     do {
       const int64_t last = min64(spans, first + kStreamSpans<T>);
-      // Rows ahead, in the order of use.
-      const int64_t ahead =
-          R * max64(1, kStreamAhead / R / max64(64, (last - first) * S::kSpanBytes));
+      const int64_t piece = max64(1, min64((last - first) * S::kSpanBytes, bytes));
+      // Where row r's piece lies so many bytes of R rows later.
+      const auto later = [&](int64_t r, int64_t distance) __attribute__((always_inline)) {
+        int64_t row = r + distance / piece * R, shift = distance % piece;
+        if (row >= rows && spans > kStreamSpans<T>) {
+          row -= rows;
+          if (last < spans) {
+            shift += kStreamSpans<T> * S::kSpanBytes;
+          } else {
+            row += kStreamRows, shift -= first * S::kSpanBytes;
+          }
+        }
+        if (n + row < a.n1) return base + (n + row) * stride + shift;
+        if (a.next != nullptr)
+          return static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
+        return base + (n + r) * stride;
+      };
       for (int64_t r = 0; r < rows; r += R) {
         const char* p = base + (n + r) * stride;
-        const char* next[R];
-        for (int i = 0; i < R; ++i) {
-          next[i] = p;
-          int64_t row = r + i + ahead, shift = 0;
-          if (row >= rows && spans > kStreamSpans<T>) {
-            row -= rows;
-            if (last < spans) {
-              shift = kStreamSpans<T> * S::kSpanBytes;
-            } else {
-              row += kStreamRows, shift = -first * S::kSpanBytes;
-            }
-          }
-          if (n + row < a.n1) {
-            next[i] = base + (n + row) * stride + shift;
-            if constexpr (S::kPlain)
-              fetch_scales(grid, n + row, first + shift / S::kSpanBytes, last - first);
-          } else if (a.next != nullptr) {
-            next[i] = static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
+        Ahead<R> ahead;
+        for (int j = 0; j < kStreamAsks; ++j) {
+          for (int i = 0; i < R; ++i) ahead.at[j][i] = later(r + i, kStreamAhead[j] / R);
+        }
+        if constexpr (S::kPlain) {
+          for (int i = 0; i < R; ++i) {
+            const int64_t row = n + r + i + max64(1, kStreamAhead[0] / R / piece) * R;
+            if (row < a.n1) fetch_scales(grid, row, first, last - first);
           }
         }
         // A last row without a second one is its own.
@@ -148,7 +162,7 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
               expand(grid, n + r, min64(at_once, rows - r), first, last, plain, kFloats,
                      width * kFloats);
             }
-            stream_rows<S, kHalves, R, T>(p, apart, next, plain + within * width * kFloats,
+            stream_rows<S, kHalves, R, T>(p, apart, ahead, plain + within * width * kFloats,
                                           one ? 0 : width * kFloats, first, last, bytes, x, xs,
                                           sums + r * 8);
             continue;
@@ -156,11 +170,11 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
           for (int64_t i = first; i < last; i += kStreamFactors) {
             const int64_t end = min64(last, i + kStreamFactors);
             expand(grid, n + r, one ? 1 : R, i, end, plain, kFloats, kStreamFactors * kFloats);
-            stream_rows<S, kHalves, R, T>(p, apart, next, plain, one ? 0 : kStreamFactors * kFloats,
+            stream_rows<S, kHalves, R, T>(p, apart, ahead, plain, one ? 0 : kStreamFactors * kFloats,
                                           i, end, bytes, x, xs, sums + r * 8);
           }
         } else {
-          stream_rows<S, kHalves, R, T>(p, apart, next, nullptr, 0, first, last, bytes, x, xs,
+          stream_rows<S, kHalves, R, T>(p, apart, ahead, nullptr, 0, first, last, bytes, x, xs,
                                         sums + r * 8);
         }
       }

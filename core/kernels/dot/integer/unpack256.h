@@ -250,4 +250,36 @@ CPUMOE_INLINE void factors_of_halves(__m128i bytes, __m256i& first, __m256i& las
   last = pick(from[1]);
 }
 
+// The first byte of every block, one a lane.
+template <int kStep>
+CPUMOE_INLINE __m256i first_bytes(const char* p) {
+  const auto at = [=](int j) __attribute__((always_inline)) { return p[j * kStep]; };
+  __m128i bytes = _mm_cvtsi32_si128(at(0));
+  bytes = _mm_insert_epi8(bytes, at(2), 1);
+  bytes = _mm_insert_epi8(bytes, at(4), 2);
+  bytes = _mm_insert_epi8(bytes, at(6), 3);
+  bytes = _mm_insert_epi8(bytes, at(1), 4);
+  bytes = _mm_insert_epi8(bytes, at(3), 5);
+  bytes = _mm_insert_epi8(bytes, at(5), 6);
+  bytes = _mm_insert_epi8(bytes, at(7), 7);
+  return _mm256_cvtepu8_epi32(bytes);
+}
+
+// Bytes 0..7, and bytes 8..15, into Quads' lanes.
+CPUMOE_INLINE __m128i to_quads(__m128i bytes) {
+  return _mm_shuffle_epi8(bytes,
+                          _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+}
+
+// d, dmin and the 12 bytes of six-bit scales and minima of q4_k and q5_k.
+CPUMOE_INLINE void scales_and_minima(const char* p, Factors& f) {
+  const codes::KScales k = codes::k_scales(p + 4);
+  const __m128i both = to_quads(_mm_set_epi64x(int64_t(k.minima), int64_t(k.scales)));
+  const __m256 s = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(both));
+  const __m256 m = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(both, both)));
+  const __m256 minus = _mm256_set1_ps(-0.0f);
+  f.s0 = _mm256_mul_ps(s, _mm256_set1_ps(codes::half_at(p)));
+  f.o0 = _mm256_mul_ps(m, _mm256_xor_ps(_mm256_set1_ps(codes::half_at(p + 2)), minus));
+}
+
 }  // namespace cpumoe::CPUMOE_NS

@@ -52,7 +52,7 @@ struct Loads {
   static constexpr int kCount = kOdd || kStep == 34 ? 4 : kStep == 16 ? 2 : 3;
   static constexpr int start(int i) {
     const int last = 8 * kStep - 64;
-    if (kOdd) return i == 0 ? 1 : i == 1 ? last - 17 : i == 2 ? 18 : last;
+    if (kOdd) return i == 0 ? 1 : i == 1 ? last - 15 : i == 2 ? 18 : last;
     return kStep == 34 ? 68 * i : i == kCount - 1 ? last : 64 * i;
   }
   // The first load that holds the word at this byte.
@@ -68,7 +68,8 @@ struct Pick {
   static constexpr int byte(int i) {  // of word i of the result
     const int lane = kWords == 1 ? i % 8 : i / 2 % 8;
     const int word = kWords == 1 ? 0 : kWords == 2 ? i % 2 : i / 16 * 2 + i % 2;
-    return kAt + group_of<Quads>(lane) * kStep + 2 * word;
+    const int at = kAt + group_of<Quads>(lane) * kStep + 2 * word;
+    return L::kOdd && at == 0 ? 1 : at;  // no load holds byte 0 then
   }
   static constexpr Words words() {
     Words w{};
@@ -108,6 +109,14 @@ CPUMOE_INLINE __m512i words_of_groups(const char* p) {
 template <int kStep, int kAt>
 CPUMOE_INLINE __m256 halves_of_blocks(const char* p) {
   return _mm256_cvtph_ps(_mm512_castsi512_si128(words_of_groups<kStep, kAt, 1>(p)));
+}
+
+// The first byte of every block, one a lane.
+template <int kStep>
+CPUMOE_INLINE __m256i first_bytes(const char* p) {
+  const __m128i words = _mm512_castsi512_si128(words_of_groups<kStep, 0, 1>(p));
+  const __m128i bytes = _mm_insert_epi8(_mm_and_si128(words, _mm_set1_epi16(255)), p[0], 0);
+  return _mm256_cvtepu16_epi32(bytes);
 }
 
 template <int kStep, int kAt>
@@ -258,6 +267,42 @@ CPUMOE_INLINE void factors_of_halves(__m128i bytes, Codes& first, Codes& last) {
   const __m512i all = _mm512_cvtepi8_epi32(bytes), at = Dwords::load(kFirst);
   first = _mm512_permutexvar_epi32(at, all);
   last = _mm512_permutexvar_epi32(_mm512_add_epi32(at, _mm512_set1_epi32(1)), all);
+}
+
+struct Bytes16 {
+  alignas(16) int8_t at[16];
+  CPUMOE_INLINE __m128i load(const Bytes16& b) {
+    return _mm_load_si128(reinterpret_cast<const __m128i*>(b.at));
+  }
+};
+// f(group, upper): bytes 0..7 of Quads' lanes, then (upper) bytes 8..15.
+template <class F>
+constexpr Bytes16 bytes_by_group(const F& f) {
+  Bytes16 b{};
+  for (int i = 0; i < 16; ++i) b.at[i] = int8_t(f(group_of<Quads>(i % 8), i / 8));
+  return b;
+}
+
+// d, dmin and the 12 bytes of six-bit scales (lower) and minima (upper) of q4_k and q5_k: six bits of
+// a byte, or for groups 4 to 7 a nibble of one below two bits from the top of another.
+CPUMOE_INLINE void scales_and_minima(const char* p, Factors& f) {
+  constexpr Bytes16 kLow = bytes_by_group([](int g, int m) { return g < 4 ? 4 + g + 4 * m : 8 + g; });
+  constexpr Bytes16 kMask = bytes_by_group([](int g, int) { return g < 4 ? 63 : 15; });
+  constexpr Bytes16 kTop = bytes_by_group([](int g, int m) { return g < 4 ? -1 : g + 4 * m; });
+  constexpr __mmask16 kHighNibbles = 0xcc00;  // minima of groups 4 to 7
+  constexpr __mmask16 kUpper = 0xff00;
+  const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), at = Bytes16::load(kLow);
+  const __m128i low = _mm_mask_shuffle_epi8(_mm_shuffle_epi8(v, at), kHighNibbles,
+                                            _mm_srli_epi16(v, 4), at);
+  const __m128i top = _mm_and_si128(_mm_shuffle_epi8(_mm_srli_epi16(v, 2), Bytes16::load(kTop)),
+                                    _mm_set1_epi8(0x30));
+  const __m128i codes = _mm_ternarylogic_epi32(top, low, Bytes16::load(kMask), 0xf8);
+  const __m512 d = _mm512_permutexvar_ps(
+      _mm512_mask_set1_epi32(_mm512_setzero_si512(), kUpper, 1),
+      _mm512_castps128_ps512(_mm_cvtph_ps(v)));
+  const __m512 all = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes)), d);
+  f.s0 = _mm512_castps512_ps256(all);
+  f.o0 = _mm256_xor_ps(_mm512_extractf32x8_ps(all, 1), _mm256_set1_ps(-0.0f));
 }
 
 }  // namespace cpumoe::CPUMOE_NS
