@@ -32,6 +32,11 @@
 //                   Vectors 0..3 hold the first 16 inputs of a group. Which lane a group takes and
 //                   where its inputs lie is what unpacking a code's bits yields for free (Quads ..
 //                   Fours).
+//   int8_lines2, int8_lines4
+//                   token after token, chunks of 128 or 256 inputs, as many as 64 bytes hold of two
+//                   or four codes a byte; zeros behind K (Lines):
+//                     per code of a byte 64 codes: input kCodes * b + j in byte b of plane j |
+//                     fp32 [16] scales of 4 bytes each | s32 [16] minus the sums of their codes
 #pragma once
 #include "base/types.h"
 #include "kernels/dot/quantize.h"
@@ -138,5 +143,16 @@ struct Fours {  // every fourth input
   static constexpr int vector(int e) { return e / 16 * 4 + e % 4; }
   static constexpr int byte(int e) { return e % 16 / 4; }
 };
+
+// kCodes: of a byte of weights.
+template <int kCodes>
+struct Lines {
+  static constexpr int64_t kInputs = 64 * kCodes, kScale = 64 * kCodes, kMinus = kScale + 64,
+                           kBytes = kMinus + 64;
+  static constexpr int64_t kLanes = 8 / kCodes;  // of a group of 32 inputs
+  CPUMOE_INLINE int64_t line_bytes(int64_t inputs) { return ceil_div(inputs, kInputs) * kBytes; }
+};
+using Lines2 = Lines<2>;
+using Lines4 = Lines<4>;
 
 }  // namespace cpumoe

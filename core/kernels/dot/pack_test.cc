@@ -105,6 +105,29 @@ void put_spans(std::vector<char>& to, const SpanOrder& order, int64_t m,
   }
 }
 
+// Codes of a byte, and how many.
+const std::map<std::string, int64_t> kLineCodes = {{"int8_lines2", 2}, {"int8_lines4", 4}};
+
+void put_lines(std::vector<char>& to, int64_t codes, int64_t m, const std::vector<float>& x) {
+  const int64_t chunk = 64 * codes, bytes = 64 * (codes + 2);
+  const int64_t inputs = int64_t(x.size()), chunks = (inputs + chunk - 1) / chunk;
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int64_t at = (m * chunks + i) * bytes;
+    int32_t minus[16] = {};
+    for (int64_t k = i * chunk; k < std::min(inputs, (i + 1) * chunk); k += kActGroup) {
+      const Group g = group_of(x, k);
+      for (int64_t e = 0; e < kActGroup; ++e) {
+        const int64_t input = k % chunk + e, byte = input / codes;
+        put(to, at + input % codes * 64 + byte, g.codes[e]);
+        put(to, at + 64 * codes + byte / 4 * 4, g.scale);
+        minus[byte / 4] -= g.codes[e];
+      }
+    }
+    for (int64_t lane = 0; lane < 16; ++lane)
+      put(to, at + 64 * (codes + 1) + lane * 4, minus[lane]);
+  }
+}
+
 // Inputs `step` apart in lanes, chunks of `chunk`.
 struct ScaledOrder {
   int64_t chunk, step;
@@ -147,6 +170,8 @@ std::vector<char> expected(const DotKernel& kernel, const Values& x, int64_t k) 
         store_from_float(out.data(), Code::bf16, line + j, x[t][size_t(j)]);
     } else if (kScaledOrders.count(layout) != 0) {
       put_scaled_row(out, kScaledOrders.at(layout), m, x[t]);
+    } else if (kLineCodes.count(layout) != 0) {
+      put_lines(out, kLineCodes.at(layout), m, x[t]);
     } else if (kSpanOrders.count(layout) != 0) {
       put_spans(out, kSpanOrders.at(layout), m, x[t]);
     } else {

@@ -37,14 +37,16 @@ size_t act_bytes_rows_scaled128(int64_t m, int64_t k) {
 size_t act_bytes_panels8(int64_t m, int64_t k) { return size_t(Panels8::floats(m, k)) * 4; }
 size_t act_bytes_bf16_rows(int64_t m, int64_t k) { return size_t(m * Bf16Rows::line(k)) * 2; }
 size_t act_bytes_int8_rows(int64_t m, int64_t k) { return size_t(m * Int8Rows::line_bytes(k)); }
-#define CPUMOE_SPANS(act_layout)                                                                  \
-  size_t act_bytes_##act_layout(int64_t m, int64_t k) { return size_t(m * Spans::line_bytes(k)); } \
+#define CPUMOE_GROUPS(act_layout, L)                                                           \
+  size_t act_bytes_##act_layout(int64_t m, int64_t k) { return size_t(m * L::line_bytes(k)); } \
   constexpr int64_t k_group_##act_layout = kActGroup;
-CPUMOE_SPANS(int8_quads)
-CPUMOE_SPANS(int8_quads_high)
-CPUMOE_SPANS(int8_pairs)
-CPUMOE_SPANS(int8_fours)
-#undef CPUMOE_SPANS
+CPUMOE_GROUPS(int8_quads, Spans)
+CPUMOE_GROUPS(int8_quads_high, Spans)
+CPUMOE_GROUPS(int8_pairs, Spans)
+CPUMOE_GROUPS(int8_fours, Spans)
+CPUMOE_GROUPS(int8_lines2, Lines2)
+CPUMOE_GROUPS(int8_lines4, Lines4)
+#undef CPUMOE_GROUPS
 
 constexpr int64_t k_group_rows = 1, k_group_rows_even_odd = 1, k_group_panels8 = 1,
                   k_group_bf16_rows = 1,

@@ -93,6 +93,16 @@ struct E4M3 {
     return _mm256_or_ps(v, _mm256_castsi256_ps(nan));
   }
 };
+// Powers of two; 0xff is NaN.
+struct E8M0 {
+  CPUMOE_INLINE __m256 load8(const char* p, int64_t) {
+    const __m256i e = _mm256_cvtepu8_epi32(load_low8(p));
+    const __m256i least = _mm256_set1_epi32(0x400000), all = _mm256_set1_epi32(255);
+    const __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi32(e, all), least);
+    const __m256i bits = _mm256_or_si256(_mm256_slli_epi32(e, 23), nan);
+    return _mm256_castsi256_ps(_mm256_max_epi32(bits, least));
+  }
+};
 // Eight 32-bit words of neighbouring features; input `line` of each.
 struct U4Gptq {
   static constexpr Code kCode = Code::u4_gptq;
@@ -132,6 +142,14 @@ CPUMOE_INLINE __m256 load8_of(const char* line, int64_t i, int64_t length, int64
   return W::load8(tail, in_block);
 }
 
+template <class W>
+CPUMOE_INLINE void load_scales8(const char* p, int64_t count, float global, float one(uint8_t),
+                                float* out) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8)
+    _mm256_storeu_ps(out + i, _mm256_mul_ps(W::load8(p + i, 0), _mm256_set1_ps(global)));
+  for (; i < count; ++i) out[i] = one(uint8_t(p[i])) * global;
+}
 // Scales `count` from column c0 on of one row, times `global`.
 CPUMOE_INLINE void load_scales(const MatrixView& m, int64_t row, int64_t c0, int64_t count,
                                float global, float* out) {
@@ -151,15 +169,9 @@ CPUMOE_INLINE void load_scales(const MatrixView& m, int64_t row, int64_t c0, int
       }
       return;
     case Code::e8m0:
-      for (int64_t i = 0; i < count; ++i) out[i] = e8m0_to_float(uint8_t(p[i])) * global;
-      return;
-    default: {
-      int64_t i = 0;
-      for (; i + 8 <= count; i += 8) {
-        _mm256_storeu_ps(out + i, _mm256_mul_ps(E4M3::load8(p + i, 0), _mm256_set1_ps(global)));
-      }
-      for (; i < count; ++i) out[i] = e4m3_to_float(uint8_t(p[i])) * global;
-    }
+      return load_scales8<E8M0>(p, count, global, e8m0_to_float, out);
+    default:
+      return load_scales8<E4M3>(p, count, global, e4m3_to_float, out);
   }
 }
 

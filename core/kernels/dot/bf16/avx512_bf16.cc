@@ -4,6 +4,7 @@
 
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
+#include "kernels/vec/avx512.h"
 
 namespace cpumoe::avx512_bf16 {
 namespace {
@@ -14,17 +15,6 @@ CPUMOE_INLINE __m512bh load_step(const char* p) { return (__m512bh)_mm512_loadu_
 // The first `count` (1..32) inputs, zeros behind them; other bytes are not read.
 CPUMOE_INLINE __m512bh load_part(const char* p, int64_t count) {
   return (__m512bh)_mm512_maskz_loadu_epi16(__mmask32((uint64_t(1) << count) - 1), p);
-}
-
-// The sums of the lanes of four registers.
-CPUMOE_INLINE __m128 sum_fours(__m512 a, __m512 b, __m512 c, __m512 d) {
-  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-  const __m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
-  const __m512 v = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
-                                 _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
 }
 
 // ---- one to four tokens: bound by memory. One row after the other, one chain of sums for each

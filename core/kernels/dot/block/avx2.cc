@@ -1,10 +1,12 @@
 // Many tokens, 16- and 32-bit weights.
-#include "kernels/dot/block/avx2_tiles.h"
+#include "kernels/dot/block/tiles.h"
 #include "kernels/dot/dot.h"
 #include "kernels/vec/avx2_decode.h"
 
 namespace cpumoe::avx2 {
 namespace {
+
+using V = Floats8;
 
 template <class W>
 void decode_rows(const char* w, int64_t stride, int64_t rows, int64_t depth, float* out) {
@@ -51,9 +53,9 @@ template <class W>
 void decode_columns(const char* w, int64_t stride, int64_t features, int64_t depth, float* out) {
   for (int64_t k = 0; k < depth; ++k) {
     const char* p = w + k * stride;
-    float* o = columns_at(out, 0, k);
+    float* o = columns_at<V>(out, 0, k);
     int64_t left = features;
-    for (; left >= kPanel; left -= kPanel, p += kPanel * W::kBytes, o += kPanelFloats) {
+    for (; left >= kPanel<V>; left -= kPanel<V>, p += kPanel<V> * W::kBytes, o += kPanelFloats<V>) {
       _mm256_store_ps(o, W::load8(p));
       _mm256_store_ps(o + 8, W::load8(p + 8 * W::kBytes));
       _mm256_store_ps(o + 16, W::load8(p + 16 * W::kBytes));
@@ -89,7 +91,7 @@ void columns(const DotArgs& a) {
   const WeightView& w = *a.w;
   const int64_t stride = w.stride * W::kBytes;
   const char* base = static_cast<const char*>(w.data);
-  block_columns<FetchColumns<W>>(
+  block_columns<V, FetchColumns<W>>(
       a, [&](int64_t n, int64_t features, int64_t k, int64_t depth, float* out) {
         decode_columns<W>(base + k * stride + n * W::kBytes, stride, features, depth, out);
       });
@@ -104,8 +106,6 @@ void dot_block_columns_f32(const DotArgs& a) { columns<F32>(a); }
 void dot_block_columns_f16(const DotArgs& a) { columns<F16>(a); }
 void dot_block_columns_bf16(const DotArgs& a) { columns<BF16>(a); }
 
-size_t scratch_block(int64_t, int64_t, int64_t) {
-  return size_t(kColumns / kPanel * kPanelFloats) * 4;
-}
+size_t scratch_block(int64_t, int64_t, int64_t) { return kBlockBytes<V>; }
 
 }  // namespace cpumoe::avx2

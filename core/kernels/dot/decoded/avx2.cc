@@ -1,7 +1,7 @@
 // Quantised weights in class fp32: decoded to fp32 as decode_line rounds them, then multiplied as
 // any fp32 weight. `block` decodes a block once for all tokens, `decoded` a part of a row for up to
 // four.
-#include "kernels/dot/block/avx2_tiles.h"
+#include "kernels/dot/block/tiles.h"
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
 #include "kernels/vec/avx2_codes.h"
@@ -73,7 +73,8 @@ struct FetchCodes {
   // 24 features of 8 inputs; a line of 64 bytes holds those of several panels.
   void panel(int64_t f, int64_t k) const {
     if (from == nullptr) return;
-    const int64_t begin = f / b.elements * b.bytes, end = (f + kPanel) / b.elements * b.bytes;
+    const int64_t begin = f / b.elements * b.bytes;
+    const int64_t end = (f + kPanel<Floats8>) / b.elements * b.bytes;
     for (int64_t at = round_up(begin, 64); at < end; at += 64) {
       for (int64_t i = 0; i < 8; i += b.lines) {
         _mm_prefetch(from + (k + i) / b.lines * stride + at, _MM_HINT_T1);
@@ -183,14 +184,15 @@ void decode_columns(const WeightView& w, int64_t n, int64_t features, int64_t k,
     for (int64_t f = 0; f < features; f += 8) {
       const __m256 q = load8_of<W>(line, n + f, w.n, i % kLines);
       const __m256 v = _mm256_sub_ps(q, _mm256_load_ps(zeros + f));
-      _mm256_store_ps(columns_at(block, f, i - k), _mm256_mul_ps(v, _mm256_load_ps(scales + f)));
+      _mm256_store_ps(columns_at<Floats8>(block, f, i - k),
+                      _mm256_mul_ps(v, _mm256_load_ps(scales + f)));
     }
   }
 }
 
 template <class W>
 void columns_block(const DotArgs& a) {
-  block_columns<FetchCodes>(
+  block_columns<Floats8, FetchCodes>(
       a, [&](int64_t n, int64_t features, int64_t k, int64_t depth, float* block) {
         decode_columns<W>(*a.w, n, features, k, depth, block);
       });

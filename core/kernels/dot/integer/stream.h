@@ -4,6 +4,7 @@
 #pragma once
 #include "kernels/dot/dot.h"
 #include "kernels/dot/integer/source.h"
+#include "kernels/dot/stream/pieces.h"
 
 namespace cpumoe::CPUMOE_NS {
 
@@ -18,10 +19,6 @@ constexpr int64_t kStreamRows = 8;
 template <class S, int T>
 constexpr int kStreamPair = kVnni && (T > 1 || !S::kPlain) ? 2 : 1;
 constexpr int64_t kStreamFactors = 32;  // spans whose factors are expanded at a time
-// Bytes before their use at which lines are fetched into L2, again and again: a core drops what it
-// asks for while too much is under way.
-constexpr int kStreamAsks = 3;
-constexpr int64_t kStreamAhead[kStreamAsks] = {16384, 10240, 5120};
 
 // One span of R rows, `stride` bytes and `step` floats apart.
 template <class S, bool kHalves, int R, int T>
@@ -44,12 +41,6 @@ CPUMOE_INLINE void stream_span(__m256 acc[R][T], const char* p, int64_t stride, 
       [&](int r) __attribute__((always_inline)) -> const Factors& { return f[r]; }, x, xs);
 }
 
-// What is used kStreamAhead bytes after the rows' beginnings.
-template <int R>
-struct Ahead {
-  const char* at[kStreamAsks][R];
-};
-
 // Spans [first, last) of R rows; `sums`: T vectors a row to start from and to leave the sums in.
 template <class S, bool kHalves, int R, int T>
 CPUMOE_INLINE void stream_rows(const char* row, int64_t stride, const Ahead<R>& ahead,
@@ -68,16 +59,7 @@ CPUMOE_INLINE void stream_rows(const char* row, int64_t stride, const Ahead<R>& 
   const int64_t whole = min64(last, row_bytes / S::kSpanBytes);
   int64_t i = first;
   for (; i < whole; ++i) {
-#pragma GCC unroll 8
-    for (int64_t b = 0; b < S::kSpanBytes; b += 64) {
-#pragma GCC unroll 4
-      for (int j = 0; j < kStreamAsks; ++j) {
-#pragma GCC unroll 2
-        for (int r = 0; r < R; ++r) {
-          _mm_prefetch(ahead.at[j][r] + i * S::kSpanBytes + b, _MM_HINT_T1);
-        }
-      }
-    }
+    Ahead<R>::template fetch<S::kSpanBytes>(ahead, i * S::kSpanBytes);
     stream_span<S, kHalves, R, T>(acc, row + i * S::kSpanBytes, stride,
                                   plain + (i - first) * kFloats, step, x + i * Spans::kBytes, xs);
   }
@@ -114,6 +96,8 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
     expand = expand_for<M>(w);
   }
   constexpr int R = kStreamPair<S, T>;
+  const Pieces pieces{base,  static_cast<const char*>(a.next), stride, a.n1, kStreamRows,
+                      kStreamSpans<T> * S::kSpanBytes, bytes};
   alignas(32) float sums[T * kStreamRows * 8];
   constexpr int64_t kFloats = kFactorFloats<M>;
   alignas(32) float plain[S::kPlain ? R * kFloats * kStreamFactors : 8];
@@ -122,32 +106,13 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
     int64_t first = 0;
     do {
       const int64_t last = min64(spans, first + kStreamSpans<T>);
-      const int64_t piece = max64(1, min64((last - first) * S::kSpanBytes, bytes));
-      // Where row r's piece lies so many bytes of R rows later.
-      const auto later = [&](int64_t r, int64_t distance) __attribute__((always_inline)) {
-        int64_t row = r + distance / piece * R, shift = distance % piece;
-        if (row >= rows && spans > kStreamSpans<T>) {
-          row -= rows;
-          if (last < spans) {
-            shift += kStreamSpans<T> * S::kSpanBytes;
-          } else {
-            row += kStreamRows, shift -= first * S::kSpanBytes;
-          }
-        }
-        if (n + row < a.n1) return base + (n + row) * stride + shift;
-        if (a.next != nullptr)
-          return static_cast<const char*>(a.next) + (n + row - a.n1) * stride + shift;
-        return base + (n + r) * stride;
-      };
+      const auto later = Later<R>::than(pieces, first * S::kSpanBytes);
       for (int64_t r = 0; r < rows; r += R) {
         const char* p = base + (n + r) * stride;
-        Ahead<R> ahead;
-        for (int j = 0; j < kStreamAsks; ++j) {
-          for (int i = 0; i < R; ++i) ahead.at[j][i] = later(r + i, kStreamAhead[j] / R);
-        }
+        const auto ahead = Ahead<R>::from(pieces, later, n, n + r, first * S::kSpanBytes);
         if constexpr (S::kPlain) {
           for (int i = 0; i < R; ++i) {
-            const int64_t row = n + r + i + max64(1, kStreamAhead[0] / R / piece) * R;
+            const int64_t row = n + r + i + max64(R, later.rows[0]);
             if (row < a.n1) fetch_scales(grid, row, first, last - first);
           }
         }

@@ -6,18 +6,7 @@
 namespace cpumoe::avx2 {
 namespace {
 
-struct Vec8 {
-  using F = __m256;
-  static constexpr int64_t kLanes = 8;
-  CPUMOE_INLINE F zero() { return _mm256_setzero_ps(); }
-  CPUMOE_INLINE F broadcast(float v) { return _mm256_set1_ps(v); }
-  CPUMOE_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
-  CPUMOE_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
-  CPUMOE_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-  CPUMOE_INLINE float sum(F v) { return sum8(v); }
-  // Keeps the compiler from loading v again for each of its uses: at four tokens the loads of
-  // activations take longer than the products (a tenth on Zen 4).
-  CPUMOE_INLINE void keep(F& v) { __asm__("" : "+x"(v)); }
+struct Vec8 : Floats8 {
   // One value for all lanes, or two, each for a half of them.
   template <int N>
   CPUMOE_INLINE F spread(const float* p) {

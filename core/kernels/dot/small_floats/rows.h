@@ -2,7 +2,7 @@
 // vectors. Included by ISA files, each with its codes. Scales meet sums of up to 128 products.
 //
 // A code D offers
-//   V                   its vectors: F, I, kLanes and the functions of Vec8 and Vec16
+//   V                   its vectors: those of vec/floats.h, and spread
 //   Act                 the layout of activations
 //   kBytes, kFactor     bytes of Act::kChunk inputs; what is left of the power of two
 //   kRun                inputs whose products are added before scales meet them
@@ -17,7 +17,7 @@
 #include "kernels/dot/dot.h"
 #include "kernels/dot/layouts.h"
 #include "kernels/vec/avx2_codes.h"
-#include "kernels/vec/avx2_decode.h"
+#include "kernels/vec/floats.h"
 
 namespace cpumoe::CPUMOE_NS::small_floats {
 
@@ -230,23 +230,18 @@ __attribute__((noinline)) void tokens(const DotArgs& a) {
   }
 }
 
-// Subnormals are codes here: a caller that lives with denormals as zeros gets them back after.
 template <class D>
-void with_subnormals(const DotArgs& a) {
-  constexpr unsigned kFlushes = 0x8040u;
-  const unsigned control = _mm_getcsr();
-  if ((control & kFlushes) != 0) _mm_setcsr(control & ~kFlushes);
-  tokens<D>(a);
-  if ((control & kFlushes) != 0) _mm_setcsr(control);
+void all_tokens(const DotArgs& a) {
+  with_subnormals([&] { tokens<D>(a); });
 }
 
 }  // namespace cpumoe::CPUMOE_NS::small_floats
 
 // The functions of an ISA, whose file says what E4m3, E2m1<inputs that share a scale> are.
 #define CPUMOE_SMALL_FLOATS                                                                       \
-  void dot_small_floats_rows_e4m3(const DotArgs& a) { small_floats::with_subnormals<E4m3>(a); }   \
+  void dot_small_floats_rows_e4m3(const DotArgs& a) { small_floats::all_tokens<E4m3>(a); }        \
   void dot_small_floats_rows_e2m1(const DotArgs& a) {                                             \
-    if (a.w->format->scale_cols == 16) return small_floats::with_subnormals<E2m1<16>>(a);         \
-    small_floats::with_subnormals<E2m1<32>>(a);                                                   \
+    if (a.w->format->scale_cols == 16) return small_floats::all_tokens<E2m1<16>>(a);              \
+    small_floats::all_tokens<E2m1<32>>(a);                                                        \
   }                                                                                               \
   size_t scratch_small_floats(int64_t, int64_t, int64_t) { return 0; }

@@ -1,0 +1,274 @@
+// The register tiles of shape `block` and the walk around them, for weights that somebody decodes
+// to fp32 block by block, for any width of vectors V (vec/floats.h). Included by ISA files only.
+// rows:    tokens in lanes (24 of them), weights broadcast, tile n_major.
+// columns: features in lanes (three vectors), activations broadcast, tile m_major.
+#pragma once
+#include <immintrin.h>
+
+#include "kernels/dot/dot.h"
+#include "kernels/dot/layouts.h"
+#include "kernels/vec/floats.h"
+
+namespace cpumoe::CPUMOE_NS {
+
+constexpr int64_t kDepth = 256;    // inputs per block
+constexpr int64_t kRows = 96;      // features per block, rows: 96 KiB of decoded weights
+constexpr int64_t kColumns = 192;  // features per block, columns: 192 KiB
+
+// Features per decoded panel, columns.
+template <class V>
+constexpr int64_t kPanel = 3 * V::kLanes;
+template <class V>
+constexpr int64_t kPanelFloats = kPanel<V> * kDepth + 16;  // the 16 keep panels apart in L1's sets
+// Tokens of a tile of columns: of 16 registers 12 are sums, of 32 they are 24.
+template <class V>
+constexpr int kTileTokens = V::kLanes == 16 ? 8 : 4;
+
+// c[r * cs + V::kLanes p + lane] += sum over depth of lanes[p * ls + k * kLaneStep + lane] *
+// scalars[r * kScalarRow + k * kScalarStep]; `first` starts from zero.
+// fetch(k) is called once every 8 steps to fetch what comes after this block.
+template <class V, int P, int R, int64_t kLaneStep, int64_t kScalarRow, int64_t kScalarStep,
+          class Fetch>
+CPUMOE_INLINE void multiply(const float* lanes, int64_t ls, const float* scalars, int64_t depth,
+                            float* c, int64_t cs, bool first, const Fetch& fetch) {
+  typename V::F acc[R][P];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) {
+      acc[r][p] = first ? V::zero() : V::load(c + r * cs + V::kLanes * p);
+    }
+  }
+  const auto step = [&](int64_t k) __attribute__((always_inline)) {
+    typename V::F v[P];
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) v[p] = V::load(lanes + p * ls + k * kLaneStep);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const typename V::F s = V::broadcast(scalars[r * kScalarRow + k * kScalarStep]);
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) acc[r][p] = V::fma(v[p], s, acc[r][p]);
+    }
+  };
+  int64_t k = 0;
+  for (; k + 8 <= depth; k += 8) {
+    fetch(k);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) step(k + i);
+  }
+  for (; k < depth; ++k) step(k);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) V::store(c + r * cs + V::kLanes * p, acc[r][p]);
+  }
+}
+
+// Weights of the caller's next slice, as far as a kernel may fetch them.
+CPUMOE_INLINE WeightView next_slice(const DotArgs& a) {
+  WeightView w = *a.w;
+  w.data = a.next;
+  return w;
+}
+
+// ---- rows
+
+// P panels of tokens with all rows of the block, R at a time. fetch(r, k): see block_rows.
+template <int P, int R, class Fetch>
+static void rows_panels(const float* x, int64_t xs, const float* w, int64_t rows, int64_t depth,
+                        float* c, int64_t cs, bool first, const Fetch& fetch) {
+  int64_t r = 0;
+  for (; r + R <= rows; r += R) {
+    const auto ahead = [&fetch, r](int64_t k)
+                           __attribute__((always_inline)) { fetch.template rows<R>(r, k); };
+    multiply<Floats8, P, R, 8, kDepth, 1>(x, xs, w + r * kDepth, depth, c + r * cs, cs, first,
+                                          ahead);
+  }
+  const auto none = [](int64_t) {};
+  for (; r < rows; ++r) {
+    multiply<Floats8, P, 1, 8, kDepth, 1>(x, xs, w + r * kDepth, depth, c + r * cs, cs, first,
+                                          none);
+  }
+}
+
+// decode(n, rows, k, depth, out): weights [n, n + rows) x [k, k + depth) to out[r * kDepth + i].
+// Fetch{w, n, rows, k}: what comes after this block, to be fetched while it is multiplied; nothing
+// for n < 0. Its rows<R>(r, i) is called for every R rows r and every 8 inputs i.
+template <class Fetch, class Decode>
+CPUMOE_INLINE void block_rows(const DotArgs& a, const Decode& decode) {
+  const WeightView& w = *a.w;
+  const WeightView next = next_slice(a);
+  const int64_t xs = Panels8::pos(8, 0, w.k);
+  float* block = static_cast<float*>(a.scratch);
+  for (int64_t n = a.n0; n < a.n1; n += kRows) {
+    const int64_t rows = min64(kRows, a.n1 - n);
+    int64_t k = 0;
+    do {
+      const int64_t depth = min64(kDepth, w.k - k);
+      decode(n, rows, k, depth, block);
+      Fetch fetch = k + kDepth < w.k   ? Fetch{w, n, k + kDepth}
+                    : n + kRows < a.n1 ? Fetch{w, n + kRows, 0}
+                                       : Fetch{next, a.next != nullptr ? 0 : -1, 0};
+      for (int64_t m = a.m0; m < a.m1; fetch = Fetch{w, -1, 0}) {
+        const float* x = static_cast<const float*>(a.act) + Panels8::pos(m, k, w.k);
+        float* c = a.c + (n - a.n0) * a.c_stride + (m - a.m0);
+        const int64_t panels = ceil_div(a.m1 - m, 8);
+        const bool first = k == 0;
+        if (panels == 1) {
+          rows_panels<1, 12>(x, xs, block, rows, depth, c, a.c_stride, first, fetch);
+          m += 8;
+        } else if (panels == 2 || panels == 4) {
+          rows_panels<2, 6>(x, xs, block, rows, depth, c, a.c_stride, first, fetch);
+          m += 16;
+        } else {
+          rows_panels<3, 4>(x, xs, block, rows, depth, c, a.c_stride, first, fetch);
+          m += 24;
+        }
+      }
+      k += kDepth;
+    } while (k < w.k);
+  }
+}
+
+// ---- columns
+
+// P vectors of features of panel f with R tokens or, where there are fewer, with as many.
+template <class V, int P, int R, class Fetch>
+CPUMOE_INLINE void columns_tokens(const float* w, const float* x, int64_t tokens, int64_t depth,
+                                  float* c, int64_t cs, bool first, const Fetch& fetch) {
+  if constexpr (R > 1) {
+    if (tokens < R)
+      return columns_tokens<V, P, R - 1>(w, x, tokens, depth, c, cs, first, fetch);
+  }
+  multiply<V, P, R, kPanel<V>, 1, 8>(w, V::kLanes, x, depth, c, cs, first, fetch);
+}
+template <class V, int P, class Fetch>
+static void columns_panel(const float* w, const float* x, int64_t tokens, int64_t depth, float* c,
+                          int64_t cs, bool first, const Fetch& fetch) {
+  columns_tokens<V, P, kTileTokens<V>>(w, x, tokens, depth, c, cs, first, fetch);
+}
+// A panel, of which `features` from n on are wanted, with all tokens. fetch_of(m, x): what is called
+// every 8 inputs of the tile of tokens from m on.
+template <class V, class FetchOf>
+CPUMOE_INLINE void panel_tokens(const DotArgs& a, const float* panel, int64_t n, int64_t features,
+                                int64_t k, int64_t depth, const FetchOf& fetch_of) {
+  const int64_t vectors = ceil_div(features, V::kLanes);
+  for (int64_t m = a.m0; m < a.m1; m += kTileTokens<V>) {
+    const float* x = static_cast<const float*>(a.act) + Panels8::pos(m, k, a.w->k);
+    float* c = a.c + (m - a.m0) * a.c_stride + (n - a.n0);
+    const auto fetch = fetch_of(m, x);
+    const int64_t tokens = a.m1 - m;
+    const bool first = k == 0;
+    if (vectors >= 3) {
+      columns_panel<V, 3>(panel, x, tokens, depth, c, a.c_stride, first, fetch);
+    } else if (vectors == 2) {
+      columns_panel<V, 2>(panel, x, tokens, depth, c, a.c_stride, first, fetch);
+    } else {
+      columns_panel<V, 1>(panel, x, tokens, depth, c, a.c_stride, first, fetch);
+    }
+  }
+}
+
+// Where feature f (a multiple of 8) of input k of a block of columns lies: panels of features,
+// input after input.
+template <class V>
+CPUMOE_INLINE float* columns_at(float* block, int64_t f, int64_t k) {
+  constexpr int64_t kFeatures = kPanel<V>;
+  return block + f / kFeatures * kPanelFloats<V> + k * kFeatures + f % kFeatures;
+}
+
+template <class Fetch>
+struct FetchPanel {
+  Fetch fetch;
+  int64_t f;
+  void operator()(int64_t k) const { fetch.panel(f, k); }
+};
+
+// decode(n, features, k, depth, block): weights to columns_at; features past the last up to whole
+// vectors are finite or not, and used by nobody.
+// Fetch{w, n, k} as for rows; its panel(f, i) is called for every panel and every 8 inputs i.
+template <class V, class Fetch, class Decode>
+CPUMOE_INLINE void block_columns(const DotArgs& a, const Decode& decode) {
+  const WeightView& w = *a.w;
+  const WeightView next = next_slice(a);
+  float* block = static_cast<float*>(a.scratch);
+  for (int64_t n = a.n0; n < a.n1; n += kColumns) {
+    const int64_t features = min64(kColumns, a.n1 - n);
+    int64_t k = 0;
+    do {
+      const int64_t depth = min64(kDepth, w.k - k);
+      decode(n, features, k, depth, block);
+      const Fetch after = k + kDepth < w.k      ? Fetch{w, n, k + kDepth}
+                          : n + kColumns < a.n1 ? Fetch{w, n + kColumns, 0}
+                                                : Fetch{next, a.next != nullptr ? 0 : -1, 0};
+      for (int64_t f = 0; f < features; f += kPanel<V>) {
+        panel_tokens<V>(a, columns_at<V>(block, f, 0), n + f, features - f, k, depth,
+                        [&](int64_t m, const float*) {
+                          return FetchPanel<Fetch>{m == a.m0 ? after : Fetch{w, -1, 0}, f};
+                        });
+      }
+      k += kDepth;
+    } while (k < w.k);
+  }
+}
+
+// For weights that are decoded panel by panel: the panel stays in L1 while all tokens pass, kPart
+// inputs of all tokens in L2 while kColumns features do.
+constexpr int64_t kPart = 128;
+
+// Asks for the next panel in even steps while this one is multiplied, and for the inputs that come
+// after those in use. One type for all codes.
+struct FetchPart {
+  const char* from;
+  int64_t stride, lines;     // of a row: bytes from one to the next, lines of 64 bytes in a part
+  int64_t first, end, each;  // lines of the panel
+  const char* x;
+  void operator()(int64_t k) const {
+    _mm_prefetch(x + k * 8, _MM_HINT_T1);
+    for (int64_t i = first + k / 8 * each, to = min64(i + each, end); i < to; ++i) {
+      _mm_prefetch(from + i / lines * stride + i % lines * 64, _MM_HINT_T1);
+    }
+  }
+};
+
+// decode(n, features, k, depth, panel): as above, to columns_at(panel, 0, 0).
+template <class V, Code kCode, class Decode>
+CPUMOE_INLINE void block_panels(const DotArgs& a, const Decode& decode) {
+  constexpr CodeBlock kBlock = code_block(kCode);
+  constexpr int64_t kLines = kPart / kBlock.elements * kBlock.bytes / 64, kCalls = kPart / 8;
+  const WeightView& w = *a.w;
+  const int64_t stride = line_bytes(kCode, w.stride);
+  const int64_t turns = ceil_div(a.m1 - a.m0, kTileTokens<V>);
+  const int64_t share = ceil_div(kPanel<V> * kLines, max64(turns, 1));
+  float* panel = static_cast<float*>(a.scratch);
+  for (int64_t n = a.n0; n < a.n1; n += kColumns) {
+    const int64_t end = min64(n + kColumns, a.n1);
+    int64_t k = 0;
+    do {
+      const int64_t depth = min64(kPart, w.k - k);
+      for (int64_t f = n; f < end; f += kPanel<V>) {
+        const int64_t features = min64(kPanel<V>, end - f);
+        decode(f, features, k, depth, panel);
+        const bool more = k + kPart < w.k;
+        const char* after = f + features < end ? line_at(w, f + features) + line_bytes(kCode, k)
+                            : more             ? line_at(w, n) + line_bytes(kCode, k + kPart)
+                            : end < a.n1       ? line_at(w, end)
+                            : a.next != nullptr ? static_cast<const char*>(a.next)
+                                                : line_at(w, n);
+        panel_tokens<V>(a, panel, f, features, k, depth, [&](int64_t m, const float* x) {
+          const int64_t first = (m - a.m0) / kTileTokens<V> * share;
+          const int64_t x_part = more ? kPart * 32 + (f - n) / kPanel<V> * kCalls * 64 : 0;
+          return FetchPart{after, stride, kLines, first, first + share, ceil_div(share, kCalls),
+                           reinterpret_cast<const char*>(x) + x_part};
+        });
+      }
+      k += kPart;
+    } while (k < w.k);
+  }
+}
+
+// Scratch of either layout.
+template <class V>
+constexpr size_t kBlockBytes = size_t(kColumns / kPanel<V> * kPanelFloats<V>) * 4;
+
+}  // namespace cpumoe::CPUMOE_NS
