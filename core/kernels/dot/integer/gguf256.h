@@ -9,8 +9,8 @@ struct Q4K {
   static constexpr bool kPlain = false;
   static constexpr int64_t kBlock = 144, kSpanBytes = kBlock;
   static constexpr Math math(bool) { return {.offset = Math::group}; }
-  CPUMOE_INLINE void decode(const char* p, Codes w[]) { nibbles_of_pairs(p + 16, w); }
-  CPUMOE_INLINE void factors(const char* p, Factors& f) { scales_and_minima(p, f); }
+  CPUMOE_INLINE void decode(const char* p, Codes w[]) { nibbles_in_place(p + 16, w); }
+  CPUMOE_INLINE void factors(const char* p, Factors& f) { scales_and_minima<true>(p, f); }
 };
 
 struct Q5K {
@@ -22,7 +22,7 @@ struct Q5K {
     nibbles_of_pairs(p + 48, w);
     or_bits_of_groups<16>(p + 16, w);
   }
-  CPUMOE_INLINE void factors(const char* p, Factors& f) { scales_and_minima(p, f); }
+  CPUMOE_INLINE void factors(const char* p, Factors& f) { scales_and_minima<false>(p, f); }
 };
 
 struct Q2K {

@@ -271,7 +271,9 @@ CPUMOE_INLINE __m128i to_quads(__m128i bytes) {
                           _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
 }
 
+CPUMOE_INLINE void nibbles_in_place(const char* p, __m256i w[8]) { nibbles_of_pairs(p, w); }
 // d, dmin and the 12 bytes of six-bit scales and minima of q4_k and q5_k.
+template <bool kInPlace>
 CPUMOE_INLINE void scales_and_minima(const char* p, Factors& f) {
   const codes::KScales k = codes::k_scales(p + 4);
   const __m128i both = to_quads(_mm_set_epi64x(int64_t(k.minima), int64_t(k.scales)));

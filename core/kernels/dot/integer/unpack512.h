@@ -167,6 +167,18 @@ CPUMOE_INLINE void nibbles_of_pairs(const char* p, Codes w[4]) {
   }
 }
 
+// Likewise, but the high ones where they lie, 16 times as much (scales_and_minima<true>).
+CPUMOE_INLINE void nibbles_in_place(const char* p, Codes w[4]) {
+  const __m512i a = load_register(p), b = load_register(p + 64);
+  const __m512i first = _mm512_setr_epi32(0, 8, 16, 24, 0, 8, 16, 24, 1, 9, 17, 25, 1, 9, 17, 25);
+  const __m512i mask = _mm512_mask_set1_epi32(everywhere(15), 0xf0f0, int(0xf0f0f0f0));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i at = _mm512_add_epi32(first, _mm512_set1_epi32(2 * i));
+    w[i] = _mm512_and_si512(_mm512_permutex2var_epi32(a, at, b), mask);
+  }
+}
+
 template <int kValue>
 CPUMOE_INLINE void or_bits_of_groups(const char* p, Codes w[4]) {
   constexpr Dwords kTurn =
@@ -284,7 +296,9 @@ constexpr Bytes16 bytes_by_group(const F& f) {
 }
 
 // d, dmin and the 12 bytes of six-bit scales (lower) and minima (upper) of q4_k and q5_k: six bits of
-// a byte, or for groups 4 to 7 a nibble of one below two bits from the top of another.
+// a byte, or for groups 4 to 7 a nibble of one below two bits from the top of another. kInPlace: scales
+// for the codes of nibbles_in_place.
+template <bool kInPlace>
 CPUMOE_INLINE void scales_and_minima(const char* p, Factors& f) {
   constexpr Bytes16 kLow = bytes_by_group([](int g, int m) { return g < 4 ? 4 + g + 4 * m : 8 + g; });
   constexpr Bytes16 kMask = bytes_by_group([](int g, int) { return g < 4 ? 63 : 15; });
@@ -302,6 +316,10 @@ CPUMOE_INLINE void scales_and_minima(const char* p, Factors& f) {
       _mm512_castps128_ps512(_mm_cvtph_ps(v)));
   const __m512 all = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes)), d);
   f.s0 = _mm512_castps512_ps256(all);
+  if (kInPlace) {
+    constexpr float kLess = 0x1p-4f;
+    f.s0 = _mm256_mul_ps(f.s0, _mm256_setr_ps(1, 1, 1, 1, kLess, kLess, kLess, kLess));
+  }
   f.o0 = _mm256_xor_ps(_mm512_extractf32x8_ps(all, 1), _mm256_set1_ps(-0.0f));
 }
 

@@ -64,16 +64,19 @@ struct Ahead {
     }
     return a;
   }
-  // While bytes [byte, byte + kBytes) of the rows are used.
+  // While bytes [byte, byte + kBytes) of the rows are used: each line once.
   template <int64_t kBytes>
   CPUMOE_INLINE void fetch(const Ahead& a, int64_t byte) {
+    int64_t line = round_up(byte, 64);
 #pragma GCC unroll 8
-    for (int64_t b = 0; b < kBytes; b += 64) {
+    for (int64_t i = 0; i < kBytes / 64; ++i, line += 64) fetch_line(a, line);
+    if (kBytes % 64 != 0 && line < byte + kBytes) fetch_line(a, line);
+  }
+  CPUMOE_INLINE void fetch_line(const Ahead& a, int64_t byte) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kAsks; ++j) {
+    for (int j = 0; j < kAsks; ++j) {
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) _mm_prefetch(a.at[j][r] + byte + b, _MM_HINT_T1);
-      }
+      for (int r = 0; r < R; ++r) _mm_prefetch(a.at[j][r] + byte, _MM_HINT_T1);
     }
   }
 };
