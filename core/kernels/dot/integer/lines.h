@@ -99,8 +99,7 @@ static __attribute__((noinline)) int64_t load_scales(const LinesGrid& g, int64_t
   const Format& f = *g.w->format;
   const MatrixView& m = g.w->scales;
   const auto copy = [&]<Code C>() __attribute__((always_inline)) -> int64_t {
-    // One after the other, where no lane past K meets the next row's.
-    if (f.scale_rows == 1 && m.stride == count && g.w->k % Lines4::kInputs == 0) {
+    if (f.scale_rows == 1 && m.stride == count) {  // one after the other
       copy_scales<C>(scales_of(g, n, first), rows * count, g.factor, to);
       return count;
     }
@@ -167,7 +166,9 @@ CPUMOE_INLINE void lines_piece(const char* p, int64_t stride, int64_t bytes, con
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) acc[r][t] = first ? _mm512_setzero_ps() : sums[r * T + t];
   }
-  const auto line = [&](int64_t i, const auto& load) __attribute__((always_inline)) {
+  // lanes: those that have inputs. Behind them lie scales of another row.
+  const auto line = [&](int64_t i, __mmask16 lanes, const auto& load)
+      __attribute__((always_inline)) {
     __m512i w[R][D::kCodes];
     __m512 s[R], z[R];
     const int64_t at = i * L::kInputs >> g.shift;
@@ -176,7 +177,7 @@ CPUMOE_INLINE void lines_piece(const char* p, int64_t stride, int64_t bytes, con
       __m512i v = load(p + r * stride + i * 64);
       __asm__("" : "+v"(v));  // else GCC reads it once per code
       D::unpack(v, w[r]);
-      s[r] = _mm512_permutexvar_ps(g.index, _mm512_loadu_ps(of[r] + at));
+      s[r] = _mm512_maskz_permutexvar_ps(lanes, g.index, _mm512_loadu_ps(of[r] + at));
       if (kZeros) z[r] = _mm512_permutexvar_ps(g.index, _mm512_loadu_ps(zeros[r] + at));
     }
 #pragma GCC unroll 4
@@ -206,13 +207,14 @@ CPUMOE_INLINE void lines_piece(const char* p, int64_t stride, int64_t bytes, con
   int64_t i = 0;
   for (; i < bytes / 64; ++i) {
     Ahead<2>::fetch<64>(ahead, byte + i * 64);
-    line(i, [](const char* from) __attribute__((always_inline)) {
+    line(i, 0xffff, [](const char* from) __attribute__((always_inline)) {
       return _mm512_loadu_si512(from);
     });
   }
   if (i * 64 < bytes) {
-    const __mmask64 there = (uint64_t(1) << (bytes - i * 64)) - 1;
-    line(i, [=](const char* from) __attribute__((always_inline)) {
+    const int64_t left = bytes - i * 64;
+    const __mmask64 there = (uint64_t(1) << left) - 1;
+    line(i, __mmask16((1 << ceil_div(left, 4)) - 1), [=](const char* from) __attribute__((always_inline)) {
       return _mm512_maskz_loadu_epi8(there, from);
     });
   }
