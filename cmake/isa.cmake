@@ -30,4 +30,5 @@ cpumoe_isa(avx2 "^(x86_64|AMD64|amd64)$" -mavx2 -mfma -mf16c)
 cpumoe_isa(avx512 "^(x86_64|AMD64|amd64)$" -mavx2 -mfma -mf16c
   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mavx512vnni)
 cpumoe_isa(avx512_bf16 "^(x86_64|AMD64|amd64)$" -mavx2 -mfma -mf16c
-  -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mavx512vnni -mavx512bf16)
+  -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mavx512vnni -mavx512bf16
+  -mavx512vbmi)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import sys
 import time
@@ -154,6 +155,17 @@ class Progress:
         )
 
 
+def forget(path: Path) -> None:
+    """Takes the file out of the page cache, so that it is read anew.
+
+    What was written just now lies in small pages; what is read may come in huge ones.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def write_shard(
     path: Path,
     part: list[Tensor],
@@ -176,6 +188,7 @@ def write_shard(
             for piece in pattern.pieces(place[name], math.prod(shape), deviation):
                 file.write(piece)
                 progress.add(len(piece))
+    forget(path)
 
 
 def byte_alphabet() -> list[str]:

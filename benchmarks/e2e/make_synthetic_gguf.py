@@ -161,6 +161,7 @@ def make(a: argparse.Namespace) -> None:
             writer.write_tensor_data(data)
             progress.add(size)
     writer.close()
+    synthetic.forget(a.file)
     print(f"{a.file}: {sum(sizes) / 1e9:.2f} GB")
 
 

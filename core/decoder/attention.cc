@@ -1,6 +1,7 @@
 #include "decoder/attention.h"
 
 #include <algorithm>
+#include <array>
 
 namespace cpumoe {
 namespace {
@@ -12,6 +13,7 @@ constexpr int64_t kPieceTasks = 64;  // parts are cut until a piece has about as
 constexpr int64_t kPartKeys = 256;   // ... but no shorter than this
 // Multiply-adds below which a phase costs more than it saves.
 constexpr int64_t kSerialWork = 1 << 17;
+constexpr int64_t kMaxLanes = 64;
 
 int64_t first_key(int64_t position, int64_t window) {
   return window > 0 ? std::max<int64_t>(0, position - window + 1) / kScoreBlock * kScoreBlock : 0;
@@ -111,6 +113,7 @@ void Attention::run(std::span<const Piece> pieces, const AttentionSpec& spec, co
     a.out_stride = out_stride;
     a.k_cache = cache.keys(kv);
     a.v_cache = cache.values(kv);
+    a.chunks = p.cache->chunks;
     a.window = spec.window;
     a.scale = spec.scale;
     a.sinks = sinks != nullptr && part == 0 ? sinks + first : nullptr;
@@ -119,6 +122,11 @@ void Attention::run(std::span<const Piece> pieces, const AttentionSpec& spec, co
     const int64_t step = round_up(ceil_div(end - begin, c.parts), kScoreBlock);
     a.key0 = std::min(begin + part * step, round_up(end, kScoreBlock));
     a.key1 = std::min(a.key0 + step, end);
+    if (c.blocks == 1 && part == c.parts - 1 && slice + 1 < slice_count) {
+      const int64_t element = int64_t(code_bits(p.cache->code)) / 8;
+      a.next = static_cast<const char*>(cache.keys((slice + 1) / slices.per_kv_head)) +
+               chunk_shift(a.chunks, begin) + within_chunk(a.chunks, begin) * key_dim * element;
+    }
     float* const finished = a.out;
     const int64_t state = a.tokens * a.group * state_stride(value_dim);
     float* const first_state =
@@ -138,7 +146,14 @@ void Attention::run(std::span<const Piece> pieces, const AttentionSpec& spec, co
   if (total.work < kSerialWork) {
     for (int64_t t = 0; t < total.tasks; ++t) task(t, 0);
   } else {
-    executor.parallel(total.tasks, task);
+    // One token of each sequence: tasks in order walk through the keys in order.
+    std::array<int64_t, kMaxLanes> ends;
+    const int64_t lanes = std::min<int64_t>(executor.at_once(), kMaxLanes);
+    for (int64_t i = 0; i < lanes; ++i) ends[size_t(i)] = total.tasks * (i + 1) / lanes;
+    const bool decode = std::all_of(cuts_.begin(), cuts_.end(),
+                                    [](const Cut& c) { return c.blocks == 1; });
+    decode ? executor.parallel({ends.data(), size_t(lanes)}, task)
+           : executor.parallel(total.tasks, task);
   }
 }
 

@@ -48,6 +48,7 @@ void Decoder::Impl::append(const AttentionSpec& a, size_t index, const Piece& p,
     c.v = a.is_latent() ? nullptr : keys + (a.kv_heads + g) * a.head_dim;
     c.k_cache = cache.keys(g);
     c.v_cache = cache.values(g);
+    c.chunks = p.cache->chunks;
     select_attend(p.cache->code, isa)->append(c);
   }
 }
@@ -160,6 +161,7 @@ void Decoder::Impl::feed_forward(size_t index, int64_t rows) {
   args.out_stride = model.hidden;
   args.accumulate = true;
   args.act_class = model.act_class;
+  args.checked = true;  // by check_model
   moe(args, isa, workspace, executor);
 }
 

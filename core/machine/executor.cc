@@ -3,6 +3,10 @@
 // cannot change before that task is reported in `unfinished`, so a worker that wakes late either
 // claims a task of the job that is running now or nothing at all. The phase ends when no task
 // is unfinished.
+//
+// Lanes: the claim says that a task is left, the lanes which. They are written before `remaining`,
+// and an empty lane stays empty until the phase ends, so whoever holds a claim and has found all
+// other lanes empty finds a task in the last one.
 #include "machine/executor.h"
 
 #include <pthread.h>
@@ -12,7 +16,9 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -55,6 +61,11 @@ struct Pool {
     void (*call)(void*, int64_t, int) = nullptr;
     void* fn = nullptr;
     int32_t count = 0;
+    int32_t lanes = 0;  // 0: tasks are taken in order
+  };
+  // Tasks [first, last) of a lane that nobody has taken: first in the lower 32 bits.
+  struct alignas(128) Lane {
+    std::atomic<uint64_t> left{0};
   };
 
   // Written by workers all the time: one cache line each (128: the prefetcher takes line pairs).
@@ -65,6 +76,8 @@ struct Pool {
   std::atomic<bool> caller_sleeps{false};
   std::atomic<bool> stop{false};
   alignas(128) Job job;
+  std::unique_ptr<Lane[]> lanes;  // [awake_limit + 1]
+  std::atomic<int32_t> begun{0};  // lanes that a worker has made its own
   std::atomic<bool> failed{false};
   std::exception_ptr error;
   std::atomic<int64_t> wakes{0};
@@ -78,7 +91,8 @@ struct Pool {
 
   void start();
   void finish();
-  void run(const Job& next);
+  void run(const Job& next, std::span<const int64_t> lane_ends);
+  int64_t take_from_lanes(int32_t& own);
   void call_task(int64_t task, int worker);
   void work(int worker);
   void wake_workers();
@@ -155,13 +169,42 @@ void Pool::call_task(int64_t task, int worker) {
   }
 }
 
+uint64_t pack_lane(int64_t first, int64_t last) { return uint64_t(last) << 32 | uint64_t(first); }
+
+// A task of the lane, or -1: the first one, or the last.
+int64_t take(std::atomic<uint64_t>& lane, bool first) {
+  uint64_t left = lane.load(std::memory_order_relaxed);
+  for (;;) {
+    const int64_t begin = int64_t(left & 0xffffffff), end = int64_t(left >> 32);
+    if (begin >= end) return -1;
+    const uint64_t less = first ? pack_lane(begin + 1, end) : pack_lane(begin, end - 1);
+    if (lane.compare_exchange_weak(left, less, std::memory_order_relaxed)) {
+      return first ? begin : end - 1;
+    }
+  }
+}
+
+// For the holder of a claim. own: its lane; -1 before it has one, job.lanes once all are begun.
+int64_t Pool::take_from_lanes(int32_t& own) {
+  while (own < job.lanes) {
+    const int64_t task = own < 0 ? -1 : take(lanes[size_t(own)].left, true);
+    if (task >= 0) return task;
+    own = std::min(begun.fetch_add(1, std::memory_order_relaxed), job.lanes);
+  }
+  for (int32_t i = 0;; i = (i + 1) % job.lanes) {
+    const int64_t task = take(lanes[size_t(i)].left, false);
+    if (task >= 0) return task;
+  }
+}
+
 // Claims and runs tasks until none is left, then reports them all at once.
 void Pool::work(int worker) {
   uint32_t mine = 0;
+  int32_t lane = -1;
   while (remaining.load(std::memory_order_relaxed) > 0) {
     const int32_t left = remaining.fetch_sub(1, std::memory_order_acq_rel);
     if (left <= 0) break;
-    call_task(job.count - left, worker);
+    call_task(job.lanes > 0 ? take_from_lanes(lane) : job.count - left, worker);
     ++mine;
   }
   if (mine == 0) return;
@@ -195,12 +238,17 @@ void Pool::wait_for_end() {
   caller_sleeps.store(false, std::memory_order_relaxed);
 }
 
-void Pool::run(const Job& next) {
+void Pool::run(const Job& next, std::span<const int64_t> lane_ends) {
   job = next;
   if (threads == 1 || next.count == 1) {
     for (int32_t i = 0; i < next.count; ++i) call_task(i, 0);
     return;
   }
+  for (size_t i = 0; i < lane_ends.size(); ++i) {
+    lanes[i].left.store(pack_lane(i == 0 ? 0 : lane_ends[i - 1], lane_ends[i]),
+                        std::memory_order_relaxed);
+  }
+  begun.store(0, std::memory_order_relaxed);
   unfinished.store(uint32_t(next.count), std::memory_order_relaxed);
   // seq_cst, as the load of `sleepers` behind it: either we see a worker that is about to sleep, or
   // it sees our tasks.
@@ -257,10 +305,13 @@ struct Executor::Impl {
   std::atomic<uint64_t> forks{0};  // g_forks when `pool` was made
   std::atomic<Pool*> pool{nullptr};
 
+  int at_once() const { return std::min(threads, machine.default_threads()); }
+
   Pool* make_pool() const {
     auto made = std::make_unique<Pool>();
     made->threads = threads;
-    made->awake_limit = std::min(threads, machine.default_threads()) - 1;
+    made->awake_limit = at_once() - 1;
+    made->lanes = std::make_unique<Pool::Lane[]>(size_t(at_once()));
     made->spin_us = options.spin_us >= 0 ? options.spin_us : kSpinMicroseconds;
     if (options.pin && machine.nodes > 1 && threads <= int(machine.cores.size())) {
       for (int i = 0; i < threads; ++i) {
@@ -308,11 +359,20 @@ Executor::~Executor() {
 
 int Executor::threads() const { return impl_->threads; }
 
+int Executor::at_once() const { return impl_->at_once(); }
+
 int64_t Executor::wakes() const { return impl_->pool.load()->wakes.load(); }
 
-void Executor::run(int64_t count, void (*call)(void*, int64_t, int), void* fn) {
+void Executor::run(int64_t count, std::span<const int64_t> lane_ends,
+                   void (*call)(void*, int64_t, int), void* fn) {
   require(count >= 0 && count <= kMaxTasks, "Executor", "the number of tasks must be from 0 to ",
           kMaxTasks, "; got ", count, ". Make fewer, larger tasks.");
+  require(int64_t(lane_ends.size()) <= at_once() &&
+              std::is_sorted(lane_ends.begin(), lane_ends.end()) &&
+              (lane_ends.empty() || lane_ends.front() >= 0),
+          "Executor", "there must be at most ", at_once(),
+          " lanes, and their ends must rise from 0; got ", lane_ends.size(),
+          " lanes. Join some of them.");
   require(
       t_running == nullptr, "Executor",
       "a task must not call parallel() itself; got a nested call. Split the work into more tasks.");
@@ -321,7 +381,7 @@ void Executor::run(int64_t count, void (*call)(void*, int64_t, int), void* fn) {
   const std::lock_guard<std::mutex> turn(pool.turn);
   t_running = &pool;
   pool.failed.store(false, std::memory_order_relaxed);
-  pool.run({call, fn, int32_t(count)});
+  pool.run({call, fn, int32_t(count), int32_t(lane_ends.size())}, lane_ends);
   t_running = nullptr;
   if (pool.failed.load(std::memory_order_relaxed)) {
     std::rethrow_exception(std::exchange(pool.error, nullptr));

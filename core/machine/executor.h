@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <type_traits>
 
 #include "machine/machine.h"
@@ -28,6 +29,8 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   int threads() const;
+  // Workers that may run at once: threads(), or the cores where they are fewer.
+  int at_once() const;
   // Times that a sleeping worker was woken so far (tests, doctor). A phase wakes at most cores - 1.
   int64_t wakes() const;
 
@@ -38,12 +41,25 @@ class Executor {
   template <class F>
   void parallel(int64_t count, F&& fn) {
     using Fn = std::remove_reference_t<F>;
-    run(count, [](void* f, int64_t task, int worker) { (*static_cast<Fn*>(f))(task, worker); },
+    run(count, {}, [](void* f, int64_t task, int worker) { (*static_cast<Fn*>(f))(task, worker); },
+        const_cast<void*>(static_cast<const void*>(&fn)));
+  }
+
+  // The same for tasks in at most at_once() lanes, of which lane l holds [lane_ends[l - 1],
+  // lane_ends[l]), the first one from 0: a worker runs through a lane that nobody else has begun,
+  // task after task, and helps at the far ends of others when all are begun. For tasks that go on
+  // where the one before them has ended.
+  template <class F>
+  void parallel(std::span<const int64_t> lane_ends, F&& fn) {
+    using Fn = std::remove_reference_t<F>;
+    run(lane_ends.empty() ? 0 : lane_ends.back(), lane_ends,
+        [](void* f, int64_t task, int worker) { (*static_cast<Fn*>(f))(task, worker); },
         const_cast<void*>(static_cast<const void*>(&fn)));
   }
 
  private:
-  void run(int64_t count, void (*call)(void*, int64_t, int), void* fn);
+  void run(int64_t count, std::span<const int64_t> lane_ends, void (*call)(void*, int64_t, int),
+           void* fn);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -66,6 +67,83 @@ TEST(runs_each_task_once_and_no_worker_twice_at_once) {
   }
 }
 
+// Ends of `lanes` lanes of `count` tasks, some of them empty.
+std::vector<int64_t> lane_ends(int64_t lanes, int64_t count) {
+  std::vector<int64_t> ends;
+  for (int64_t i = 1; i <= lanes; ++i) {
+    ends.push_back(i == lanes ? count : count * i * i / (lanes * lanes));
+  }
+  return ends;
+}
+
+TEST(lanes_run_each_task_once) {
+  for (int threads : {1, 2, 3, 8, 32}) {
+    for (int spin_us : {0, 50}) {
+      Executor executor(machine_with(4), options_with(threads, spin_us));
+      CHECK_EQ(executor.at_once(), std::min(threads, 4));
+      for (int64_t count : {0, 1, 2, 7, 1000}) {
+        for (int lanes = 1; lanes <= executor.at_once(); ++lanes) {
+          std::vector<std::atomic<int>> runs(static_cast<size_t>(count));
+          executor.parallel(lane_ends(lanes, count),
+                            [&](int64_t task, int) { runs[size_t(task)].fetch_add(1); });
+          for (const std::atomic<int>& r : runs) CHECK_EQ(r.load(), 1);
+        }
+      }
+      CHECK_THROWS(executor.parallel(lane_ends(executor.at_once() + 1, 100), [](int64_t, int) {}),
+                   "there must be at most");
+      CHECK_THROWS(executor.parallel(std::array<int64_t, 1>{-1}, [](int64_t, int) {}),
+                   "number of tasks must be from 0");
+    }
+  }
+}
+
+// Two workers that wait for one another at every step stay in their lanes, in order; whoever is
+// alone takes both lanes, each from its beginning.
+TEST(a_worker_runs_through_a_lane) {
+  Executor executor(machine_with(2), options_with(2));
+  constexpr int64_t kEach = 50;
+  const std::array<int64_t, 2> ends = {kEach, 2 * kEach};
+  std::atomic<int> step{0};
+  std::array<std::vector<int64_t>, 2> seen;
+  executor.parallel(ends, [&](int64_t task, int worker) {
+    const int turn = step.fetch_add(1) / 2;
+    CHECK(eventually([&] { return step.load() >= 2 * (turn + 1); }));
+    seen[size_t(worker)].push_back(task);
+  });
+  for (const std::vector<int64_t>& tasks : seen) {
+    CHECK_EQ(int64_t(tasks.size()), kEach);
+    for (size_t i = 0; i < tasks.size(); ++i) CHECK_EQ(tasks[i] - tasks[0], int64_t(i));
+  }
+  Executor alone(machine_with(1), options_with(1));
+  std::vector<int64_t> order;
+  alone.parallel(std::array<int64_t, 1>{10}, [&](int64_t task, int) { order.push_back(task); });
+  for (size_t i = 0; i < order.size(); ++i) CHECK_EQ(order[i], int64_t(i));
+}
+
+// One worker is stuck in its first task: the other finishes its own lane and then, from the far
+// end, the first one's.
+TEST(lanes_are_helped_from_their_far_end) {
+  Executor executor(machine_with(2), options_with(2));
+  const std::array<int64_t, 2> ends = {20, 40};
+  std::atomic<int> done{0};
+  std::vector<int64_t> order;  // of the worker that is not stuck
+  std::atomic<int64_t> stuck{-1};
+  executor.parallel(ends, [&](int64_t task, int) {
+    int64_t none = -1;
+    if (stuck.compare_exchange_strong(none, task)) {
+      CHECK(eventually([&] { return done.load() == 39; }));
+      return;
+    }
+    order.push_back(task);
+    done.fetch_add(1);
+  });
+  const int64_t own = stuck.load() == 0 ? 20 : 0, other = 20 - own;
+  CHECK_EQ(stuck.load(), other);
+  CHECK_EQ(order.size(), size_t(39));
+  for (int64_t i = 0; i < 20; ++i) CHECK_EQ(order[size_t(i)], own + i);
+  for (int64_t i = 20; i < 39; ++i) CHECK_EQ(order[size_t(i)], other + 19 - (i - 20));
+}
+
 // Every phase has its own closure and data on the stack: a worker that is late by a phase would
 // call a dead closure or lose a sum.
 TEST(late_workers_never_touch_another_phase) {
@@ -75,7 +153,12 @@ TEST(late_workers_never_touch_another_phase) {
     for (int phase = 0; phase < phases; ++phase) {
       const int64_t count = 1 + phase % 9;
       int64_t slot[9] = {};
-      executor.parallel(count, [&, phase](int64_t task, int) { slot[task] = phase + task + 1; });
+      const auto task = [&, phase](int64_t i, int) { slot[i] = phase + i + 1; };
+      if (phase % 2 == 0) {
+        executor.parallel(count, task);
+      } else {
+        executor.parallel(lane_ends(1 + phase / 2 % 4, count), task);
+      }
       for (int64_t i = 0; i < 9; ++i) CHECK_EQ(slot[i], i < count ? phase + i + 1 : 0);
     }
   }

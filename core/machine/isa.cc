@@ -44,7 +44,9 @@ bool runs_avx512() {
       bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL | bit_AVX512CD;
   return runs_avx2() && zmm && all(cpuid(7, 0).b, kBase) && all(cpuid(7, 0).c, bit_AVX512VNNI);
 }
-bool runs_avx512_bf16() { return runs_avx512() && all(cpuid(7, 1).a, bit_AVX512BF16); }
+bool runs_avx512_bf16() {
+  return runs_avx512() && all(cpuid(7, 1).a, bit_AVX512BF16) && all(cpuid(7, 0).c, bit_AVX512VBMI);
+}
 #else
 bool runs_avx2() { return false; }
 bool runs_avx512() { return false; }

@@ -51,7 +51,7 @@ void pack_operands(Workspace::Impl& ws, std::span<const LinearOp> ops, const Mat
   for (size_t i = 0; i < ops.size(); ++i) add(ws.products[i].kernel, input_of(ops[i], x));
   char* base = static_cast<char*>(ws.packed.reserve(bytes));
   for (PackJob& j : jobs) j.args.dst = base + j.offset;
-  run_packs(jobs, ws.tasks, executor);
+  run_packs(jobs, ws.tasks.tasks, executor);
 }
 
 const void* operand(const Workspace::Impl& ws, const DotKernel& k, const MatrixView& src) {
@@ -75,15 +75,14 @@ void linear(std::span<const LinearOp> ops, MatrixView x, std::optional<ActClass>
         {k, op.w->n, op.w->k, x.rows, 1, weight_bytes(*op.w) / op.w->n, k->n_block, {0, 0}});
   }
   pack_operands(ws, ops, x, executor);
-  ws.tasks.clear();
-  make_tasks(ws.tasks, ws.products, executor.threads());
+  make_tasks(ws.tasks, ws.products, executor.at_once());
   const Arena arena = make_arena(ws.workers, ws.products, false, executor.threads());
-  executor.parallel(int64_t(ws.tasks.size()), [&](int64_t i, int worker) {
-    const Task& t = ws.tasks[size_t(i)];
+  ws.tasks.run(executor, [&](int64_t i, int worker) {
+    const Task& t = ws.tasks.tasks[size_t(i)];
     const LinearOp& op = ops[size_t(t.item)];
     const DotKernel& k = *ws.products[size_t(t.item)].kernel;
     const TileShape shape = tile_shape(k, t.n1 - t.n0, t.m1 - t.m0);
-    const Task* after = likely_next(ws.tasks, i, executor.threads());
+    const Task* after = ws.tasks.next(i);
     const void* next =
         after == nullptr ? nullptr : feature_at(*ops[size_t(after->item)].w, after->n0);
     const void* packed = operand(ws, k, input_of(op, x));

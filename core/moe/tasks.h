@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/dot/dot.h"
+#include "machine/executor.h"
 
 namespace cpumoe {
 
@@ -30,6 +31,23 @@ struct Product {
 struct Task {
   int32_t item;
   int32_t n0, n1, m0, m1;
+  int32_t next = -1;  // the task that its worker probably takes next, for prefetching; -1: none
+};
+
+// The tasks of one phase, for Executor::parallel.
+struct TaskList {
+  std::vector<Task> tasks;
+  // Ends of the lanes; empty: none, tasks are taken in order.
+  std::vector<int64_t> lanes;
+
+  const Task* next(int64_t i) const {
+    const int32_t n = tasks[size_t(i)].next;
+    return n < 0 ? nullptr : &tasks[size_t(n)];
+  }
+  template <class F>
+  void run(Executor& executor, F&& fn) const {
+    lanes.empty() ? executor.parallel(int64_t(tasks.size()), fn) : executor.parallel(lanes, fn);
+  }
 };
 
 // Size of the next slice of a product of which `features_left` remain, in a phase of which
@@ -38,16 +56,10 @@ struct Task {
 // and some 32 KiB. Tokens: as many as keep the tile in L2.
 SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left, int workers);
 
-// Appends the tasks of the products, in order: of one product the features rise, and the token
-// slices of one feature slice follow each other, so that its weights are still in cache.
-void make_tasks(std::vector<Task>& tasks, std::vector<Product>& products, int workers);
-
-// The task that the worker of task i probably takes next, as tasks of one phase take about the same
-// time; null at the end. A hint for prefetching.
-inline const Task* likely_next(const std::vector<Task>& tasks, int64_t i, int workers) {
-  const size_t next = size_t(i) + size_t(workers);
-  return next < tasks.size() ? &tasks[next] : nullptr;
-}
+// The tasks of the products, in order: of one product the features rise, and the token slices of
+// one feature slice follow each other, so that its weights are still in cache. Few tokens: a lane
+// for each worker, so that it reads on where its last task has ended.
+void make_tasks(TaskList& list, std::vector<Product>& products, int workers);
 
 // Tile of a product's slice: elements between lines, and lines.
 struct TileShape {

@@ -1,6 +1,7 @@
 #include "moe/tasks.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,9 @@ TEST(tasks_cover_each_product_once) {
            {std::pair{1, 1}, {7, 3}, {48, 40}, {768, 1}, {2880, 700}, {100, 9}}) {
         products.push_back(product(k, n, 512, tokens));
       }
-      std::vector<Task> tasks;
-      make_tasks(tasks, products, workers);
+      TaskList list;
+      make_tasks(list, products, workers);
+      const std::vector<Task>& tasks = list.tasks;
       for (size_t p = 0; p < products.size(); ++p) {
         const int64_t n = products[p].features, m = products[p].tokens;
         std::vector<int> covered(size_t(n * m), 0);
@@ -61,8 +63,9 @@ TEST(slices_have_a_sensible_size) {
   const DotKernel* k = select_dot({Code::bf16, Layout::rows, ActClass::fp32, 1}, IsaSet{1});
   for (int workers : {1, 2, 16, 64}) {
     std::vector<Product> products(8, product(*k, 768, 2048, 1));
-    std::vector<Task> tasks;
-    make_tasks(tasks, products, workers);
+    TaskList list;
+    make_tasks(list, products, workers);
+    const std::vector<Task>& tasks = list.tasks;
     CHECK_GE(int64_t(tasks.size()), int64_t(4 * workers));
     int64_t least = INT64_MAX, most = 0;
     for (const Task& t : tasks) {
@@ -75,6 +78,44 @@ TEST(slices_have_a_sensible_size) {
     const Task &first = tasks.front(), &last = tasks.back();
     if (workers > 1) CHECK_LT(last.n1 - last.n0, first.n1 - first.n0);
   }
+}
+
+// Few tokens: a lane for each worker, of about equal bytes, in which the next task goes on where
+// the last one has ended. Many tokens: no lanes.
+TEST(lanes_are_equal_streams) {
+  const DotKernel* k = select_dot({Code::bf16, Layout::rows, ActClass::fp32, 1}, IsaSet{1});
+  for (int workers : {2, 3, 16, 64}) {
+    std::vector<Product> products(8, product(*k, 768, 2048, 1));
+    TaskList list;
+    make_tasks(list, products, workers);
+    CHECK_EQ(list.lanes.size(), size_t(workers));
+    CHECK_EQ(list.lanes.back(), int64_t(list.tasks.size()));
+    const int64_t all = 8 * 768 * products[0].feature_bytes;
+    int64_t i = 0;
+    for (int64_t end : list.lanes) {
+      int64_t bytes = 0;
+      for (; i < end; ++i) {
+        const Task &t = list.tasks[size_t(i)], *next = list.next(i);
+        bytes += (t.n1 - t.n0) * products[0].feature_bytes;
+        CHECK_EQ(next == nullptr, i + 1 == end);
+        if (next == nullptr) continue;
+        CHECK(next == &t + 1 && (next->item == t.item ? next->n0 == t.n1 : next->n0 == 0));
+      }
+      CHECK_LE(std::abs(bytes - all / workers), 2 * k->n_block * products[0].feature_bytes);
+    }
+    CHECK_EQ(i, int64_t(list.tasks.size()));
+
+    products.push_back(product(*k, 768, 2048, 100));
+    make_tasks(list, products, workers);
+    CHECK(list.lanes.empty());
+    CHECK(list.next(0) == &list.tasks[size_t(workers)]);
+  }
+  std::vector<Product> one(1, product(*k, 1, 2048, 1));  // less than there are workers
+  TaskList list;
+  make_tasks(list, one, 4);
+  CHECK_EQ(list.tasks.size(), size_t(1));
+  CHECK_EQ(list.lanes.size(), size_t(4));
+  CHECK_EQ(list.lanes.back(), int64_t(1));
 }
 
 TEST(tiles_have_room_for_whole_blocks) {

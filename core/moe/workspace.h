@@ -84,7 +84,7 @@ struct Workspace::Impl {
   std::vector<Unit> units;
   std::vector<PackJob> packs;
   std::vector<Product> products;
-  std::vector<Task> tasks;
+  TaskList tasks;
   std::vector<size_t> mid_offsets, jobs, up_jobs;  // of each unit; jobs: indices of packs
   std::vector<int32_t> row_offsets, rows;        // partial rows of each token (CSR)
   AlignedBuffer packed, mid, sums, workers;

@@ -185,9 +185,10 @@ def moe(
         executor: the threads. Default: one per process. The result does not depend on their number.
         skip_sentinel: the id E is allowed and skipped (expert parallelism: "not on this rank").
         activations: what x and the intermediate are rounded to inside a product. "fp32": not at
-            all. "bf16": to bf16, where weights are bf16; needs a CPU with avx512_bf16. "int8": per
-            token and 32 inputs, where the weights' format has integer products. "auto", and
-            weights without such products: each format's default on this CPU, see docs/formats.md.
+            all. "bf16": to bf16, where weights are bf16 or FP8; needs a CPU with avx512_bf16.
+            "int8": per token and 32 inputs, where the weights' format has integer products. "auto",
+            and weights without such products: each format's default on this CPU, see
+            docs/formats.md.
 
     Returns `out`. Raises Error when shapes, dtypes, devices or ids do not fit, or when this CPU has
     no kernels for the activations asked for.

@@ -31,6 +31,19 @@ CPUMOE_INLINE int64_t value_elements(int64_t tokens, int64_t value_dim) {
   return round_up(tokens, kKeyBlock) * value_stride(value_dim);
 }
 
+// keys > 0: the cache lies in chunks; that of a head's keys [i * keys, (i + 1) * keys), K and V
+// alike, begins i * bytes behind the first one. keys: a multiple of kScoreBlock. 0: one piece.
+struct Chunks {
+  int64_t keys = 0, bytes = 0;
+};
+// Bytes from chunk 0 to the one that holds key l, and l's number in it.
+CPUMOE_INLINE int64_t chunk_shift(const Chunks& c, int64_t l) {
+  return c.keys > 0 ? l / c.keys * c.bytes : 0;
+}
+CPUMOE_INLINE int64_t within_chunk(const Chunks& c, int64_t l) {
+  return c.keys > 0 ? l % c.keys : l;
+}
+
 // Copies new tokens of one head into the cache at `position`..position + tokens - 1.
 struct AppendArgs {
   const float* k;  // tokens x head_dim, `stride` elements between tokens
@@ -39,6 +52,7 @@ struct AppendArgs {
   int64_t position;
   void* k_cache;  // the head's K and V
   void* v_cache;
+  Chunks chunks;
 };
 
 // Softmax state of a row over a part of its keys: acc[value_stride] = sum of exp(score - max) V,
@@ -53,7 +67,10 @@ struct AttendArgs {
   int64_t position;     // of token 0
   const void* k_cache;  // the head's K and V
   const void* v_cache;  // null: shared
-  int64_t key0, key1;  // keys to walk; key0 a multiple of kKeyBlock. Keys no token sees are skipped
+  Chunks chunks;
+  // Keys to walk; key0 a multiple of kKeyBlock, with chunks of kScoreBlock. Keys no token sees are
+  // skipped.
+  int64_t key0, key1;
   int64_t window;      // 0: none
   float scale, softcap;  // softcap 0: none
   const float* sinks;    // nullable, [group]; give them with one part of the keys only
@@ -61,6 +78,8 @@ struct AttendArgs {
                // `state` instead
   int64_t out_stride;
   float* state;   // M x state_stride(value_dim)
+  const void* next;  // nullable: the keys that the caller walks after these, of this shape, which
+                     // may be prefetched, never read. Null: those behind key1
   void* scratch;  // attend_scratch_bytes(M, head_dim, value_dim), 64-byte aligned, uninitialised
 };
 // Rounding: fp32 throughout; sums over d in order, over keys in order within blocks of 64 from

@@ -194,7 +194,8 @@ TEST(nan_scales_and_tokens_reach_their_own_outputs_only) {
         Problem p(kernel, {format, {.scales = Code::f16}}, n, k, m, Code::f32, rng);
         for (int64_t t = 0; t < m; ++t) p.index[size_t(t)] = int32_t(t);
         const int64_t feature = rng.below(n), token = m - 1;
-        const bool has_nan = own_scale && set_nan(p.weights, feature, p.k - 1);
+        const int64_t at = rng.below(2) == 0 ? 0 : p.k - 1;  // beside the row before, or after
+        const bool has_nan = own_scale && set_nan(p.weights, feature, at);
         p.set_token(token, p.k - 2, rng.below(2) == 0 ? INFINITY : NAN);
         p.pack();
         const std::vector<float> got = p.run(0, n, 0, m);

@@ -1,5 +1,5 @@
 // Registers of fp32 lanes by width, for templates that are written once for all. Included by ISA
-// files only; Floats16 exists where the flags have AVX-512.
+// files only; Floats16 and Pairs16 exist where the flags have AVX-512 and its bf16.
 #pragma once
 #include <immintrin.h>
 
@@ -17,6 +17,7 @@ struct Floats8 {
   CPUMOE_INLINE void store(float* p, F v) { _mm256_storeu_ps(p, v); }
   CPUMOE_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
   CPUMOE_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  CPUMOE_INLINE F products(F w, F x, F sum) { return fma(w, x, sum); }
   CPUMOE_INLINE float sum(F v) { return sum8(v); }
   // Keeps the compiler from loading v again for each of its uses.
   CPUMOE_INLINE void keep(F& v) { __asm__("" : "+x"(v)); }
@@ -32,10 +33,19 @@ struct Floats16 {
   CPUMOE_INLINE void store(float* p, F v) { _mm512_storeu_ps(p, v); }
   CPUMOE_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
   CPUMOE_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  CPUMOE_INLINE F products(F w, F x, F sum) { return fma(w, x, sum); }
   CPUMOE_INLINE float sum(F v) {
     return sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
   }
   CPUMOE_INLINE void keep(F& v) { __asm__("" : "+v"(v)); }
+};
+#endif
+#ifdef __AVX512BF16__
+// Lanes are sums; weights and activations come as pairs of bf16 in one lane.
+struct Pairs16 : Floats16 {
+  CPUMOE_INLINE F products(F w, F x, F sum) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x);
+  }
 };
 #endif
 

@@ -39,10 +39,12 @@ class Memory:
     Args:
         peak: the most there ever was.
         mapped: what the checkpoint's files hold of it now.
+        huge: what of that is mapped in huge pages.
     """
 
     peak: int
     mapped: int
+    huge: int = 0
 
 
 def memory(folder: Path) -> Memory:
@@ -51,14 +53,16 @@ def memory(folder: Path) -> Memory:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             peak = int(line.split()[1]) * 1024
-    root, mapped, inside = str(folder.resolve()), 0, False
+    root, mapped, huge, inside = str(folder.resolve()), 0, 0, False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         if line.startswith("Rss:"):
             mapped += int(line.split()[1]) * 1024 if inside else 0
+        elif line.startswith("FilePmdMapped:"):
+            huge += int(line.split()[1]) * 1024 if inside else 0
         elif "-" in line.split(" ", 1)[0]:  # the first line of a mapping: address range ... path
             path = line.rstrip().split(maxsplit=5)[-1]
             inside = path == root or path.startswith(root + "/")
-    return Memory(peak, mapped)
+    return Memory(peak, mapped, huge)
 
 
 def active_elements(spec: Any) -> tuple[int, int]:
@@ -202,6 +206,7 @@ def run_model(
         "first_pass_s": first.seconds,
         "peak_rss_bytes": held.peak,
         "mapped_bytes": held.mapped,
+        "mapped_huge_bytes": memory(model.path).huge,
         "kv_bytes": kv,
         "beyond_bytes": held.peak - held.mapped - kv,
     }

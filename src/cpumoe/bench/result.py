@@ -117,6 +117,7 @@ E2E_FIELDS: dict[str, Field] = {
     "first_pass_s": (_NUMBER, "seconds of the first, untimed prompt: it maps the pages it touches"),
     "peak_rss_bytes": ((int,), "largest resident memory before the limits are measured"),
     "mapped_bytes": ((int,), "resident bytes of the checkpoint's files"),
+    "mapped_huge_bytes": ((int,), "bytes of the files that huge pages mapped when it was timed"),
     "kv_bytes": ((int,), "bytes of keys and values in use"),
     "beyond_bytes": ((int,), "peak_rss_bytes - mapped_bytes - kv_bytes"),
     "peer": ((dict, type(None)), "the same phase in a peer, or null"),

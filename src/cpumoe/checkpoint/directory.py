@@ -13,7 +13,7 @@ import numpy as np
 from cpumoe._core import Error
 from cpumoe.checkpoint.gguf import is_gguf, open_gguf
 from cpumoe.checkpoint.json_file import read_json_object
-from cpumoe.checkpoint.mapping import Memory, Report
+from cpumoe.checkpoint.mapping import Memory, Report, widen
 from cpumoe.checkpoint.safetensors import TensorFile, TensorRef, open_safetensors
 
 _INDEX = "model.safetensors.index.json"
@@ -105,6 +105,14 @@ class Checkpoint:
         from cpumoe.checkpoint.quantized import verify
 
         return verify(self)
+
+    def widen(self) -> None:
+        """Ask for huge pages behind all weights that are read from now on.
+
+        Opening reads little here and there, in small pages; running reads whole matrices.
+        """
+        for file in self.files:
+            widen(file.mapping)
 
     def touch(self, step: int = 64 << 20) -> Iterator[int]:
         """Bring every page of the files into memory, by address; yields bytes done, rising.

@@ -312,8 +312,8 @@ def load(
     context: tokens a sequence may hold; default what the model was made for. Memory is used only as
     far as a sequence grows. executor: use these workers instead of new ones.
     activations: what inputs are rounded to inside products, "fp32" (not at all), "bf16" (where
-    weights are bf16; needs a CPU with avx512_bf16), "int8" (per token and 32 inputs; where the
-    weights have integer products) or "auto" (each format's default on this CPU; so do weights
+    weights are bf16 or FP8; needs a CPU with avx512_bf16), "int8" (per token and 32 inputs; where
+    the weights have integer products) or "auto" (each format's default on this CPU; so do weights
     without products of the class asked for).
     memory: "mapped" uses the files in place. "huge" reads them into memory with huge pages first,
     calling report(bytes) for each piece: decode is faster where pages of files are small (measure
@@ -330,4 +330,6 @@ def load(
     if memory == "huge":
         _require_room(Path(path))
     checkpoint = open_checkpoint(Path(path), None, memory, report)
-    return Model(checkpoint, executor or _core.Executor(threads), kv, context, activations)
+    model = Model(checkpoint, executor or _core.Executor(threads), kv, context, activations)
+    checkpoint.widen()
+    return model

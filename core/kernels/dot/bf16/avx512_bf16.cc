@@ -101,12 +101,9 @@ static void stream_tokens(const DotArgs& a, int64_t m) {
       }
       k += kSpan;
     } while (k < w.k);
-    for (int64_t r = 0; r < rows; ++r) {
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) {
-        const __m512 v = sums[r * T + t];
-        c[t * a.c_stride + (n - a.n0) + r] = _mm_cvtss_f32(sum_fours(v, v, v, v));
-      }
+    for (int t = 0; t < T; ++t) {
+      store_sums(sums + t, T, rows, c + t * a.c_stride + (n - a.n0));
     }
   }
 }

@@ -24,43 +24,53 @@ constexpr int64_t kPanelFloats = kPanel<V> * kDepth + 16;  // the 16 keep panels
 template <class V>
 constexpr int kTileTokens = V::kLanes == 16 ? 8 : 4;
 
-// c[r * cs + V::kLanes p + lane] += sum over depth of lanes[p * ls + k * kLaneStep + lane] *
-// scalars[r * kScalarRow + k * kScalarStep]; `first` starts from zero.
-// fetch(k) is called once every 8 steps to fetch what comes after this block.
-template <class V, int P, int R, int64_t kLaneStep, int64_t kScalarRow, int64_t kScalarStep,
-          class Fetch>
-CPUMOE_INLINE void multiply(const float* lanes, int64_t ls, const float* scalars, int64_t depth,
-                            float* c, int64_t cs, bool first, const Fetch& fetch) {
-  typename V::F acc[R][P];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) {
-      acc[r][p] = first ? V::zero() : V::load(c + r * cs + V::kLanes * p);
-    }
+// Sums in a tile: from zero at first, then from what is there.
+template <class V>
+struct Sums {
+  bool first;
+  __attribute__((always_inline)) typename V::F start(const float* c) const {
+    return first ? V::zero() : V::load(c);
   }
-  const auto step = [&](int64_t k) __attribute__((always_inline)) {
+  __attribute__((always_inline)) void put(float* c, typename V::F sum, int) const {
+    V::store(c, sum);
+  }
+};
+
+// c[r * cs + kLanes p + lane] from sums over depth of lanes[p * ls + k * kLaneStep + lane] *
+// x[r * row + k * step]. fetch(k) is called once every 8 steps to fetch what comes after. It has to
+// be inlined: GCC sees no effect in a function that only prefetches and drops calls of it.
+template <class V, int P, int R, int64_t kLaneStep, class To, class Fetch>
+CPUMOE_INLINE void multiply(const float* lanes, int64_t ls, const float* x, int64_t row,
+                            int64_t step, int64_t depth, float* c, int64_t cs, const To& to,
+                            const Fetch& fetch) {
+  typename V::F acc[R][P];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 12
+    for (int p = 0; p < P; ++p) acc[r][p] = to.start(c + r * cs + V::kLanes * p);
+  }
+  const auto one = [&](int64_t k) __attribute__((always_inline)) {
     typename V::F v[P];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int p = 0; p < P; ++p) v[p] = V::load(lanes + p * ls + k * kLaneStep);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      const typename V::F s = V::broadcast(scalars[r * kScalarRow + k * kScalarStep]);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) acc[r][p] = V::fma(v[p], s, acc[r][p]);
+      const typename V::F s = V::broadcast(x[r * row + k * step]);
+#pragma GCC unroll 12
+      for (int p = 0; p < P; ++p) acc[r][p] = V::products(v[p], s, acc[r][p]);
     }
   };
   int64_t k = 0;
   for (; k + 8 <= depth; k += 8) {
     fetch(k);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) step(k + i);
+    for (int i = 0; i < 8; ++i) one(k + i);
   }
-  for (; k < depth; ++k) step(k);
-#pragma GCC unroll 8
+  for (; k < depth; ++k) one(k);
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) V::store(c + r * cs + V::kLanes * p, acc[r][p]);
+#pragma GCC unroll 12
+    for (int p = 0; p < P; ++p) to.put(c + r * cs + V::kLanes * p, acc[r][p], p);
   }
 }
 
@@ -77,17 +87,16 @@ CPUMOE_INLINE WeightView next_slice(const DotArgs& a) {
 template <int P, int R, class Fetch>
 static void rows_panels(const float* x, int64_t xs, const float* w, int64_t rows, int64_t depth,
                         float* c, int64_t cs, bool first, const Fetch& fetch) {
+  const Sums<Floats8> to{first};
   int64_t r = 0;
   for (; r + R <= rows; r += R) {
     const auto ahead = [&fetch, r](int64_t k)
                            __attribute__((always_inline)) { fetch.template rows<R>(r, k); };
-    multiply<Floats8, P, R, 8, kDepth, 1>(x, xs, w + r * kDepth, depth, c + r * cs, cs, first,
-                                          ahead);
+    multiply<Floats8, P, R, 8>(x, xs, w + r * kDepth, kDepth, 1, depth, c + r * cs, cs, to, ahead);
   }
   const auto none = [](int64_t) {};
   for (; r < rows; ++r) {
-    multiply<Floats8, P, 1, 8, kDepth, 1>(x, xs, w + r * kDepth, depth, c + r * cs, cs, first,
-                                          none);
+    multiply<Floats8, P, 1, 8>(x, xs, w + r * kDepth, kDepth, 1, depth, c + r * cs, cs, to, none);
   }
 }
 
@@ -132,39 +141,52 @@ CPUMOE_INLINE void block_rows(const DotArgs& a, const Decode& decode) {
 
 // ---- columns
 
-// P vectors of features of panel f with R tokens or, where there are fewer, with as many.
-template <class V, int P, int R, class Fetch>
-CPUMOE_INLINE void columns_tokens(const float* w, const float* x, int64_t tokens, int64_t depth,
-                                  float* c, int64_t cs, bool first, const Fetch& fetch) {
+// P vectors of features of a panel with R tokens or, where there are fewer, with as many.
+template <class V, int P, int R, class To, class Fetch>
+CPUMOE_INLINE void columns_tokens(const float* w, const float* x, int64_t row, int64_t step,
+                                  int64_t tokens, int64_t depth, float* c, int64_t cs,
+                                  const To& to, const Fetch& fetch) {
   if constexpr (R > 1) {
     if (tokens < R)
-      return columns_tokens<V, P, R - 1>(w, x, tokens, depth, c, cs, first, fetch);
+      return columns_tokens<V, P, R - 1>(w, x, row, step, tokens, depth, c, cs, to, fetch);
   }
-  multiply<V, P, R, kPanel<V>, 1, 8>(w, V::kLanes, x, depth, c, cs, first, fetch);
+  multiply<V, P, R, kPanel<V>>(w, V::kLanes, x, row, step, depth, c, cs, to, fetch);
 }
-template <class V, int P, class Fetch>
-static void columns_panel(const float* w, const float* x, int64_t tokens, int64_t depth, float* c,
-                          int64_t cs, bool first, const Fetch& fetch) {
-  columns_tokens<V, P, kTileTokens<V>>(w, x, tokens, depth, c, cs, first, fetch);
+template <class V, int P, class X, class To, class Fetch>
+static void columns_panel(const float* w, const float* x, int64_t row, int64_t tokens,
+                          int64_t depth, float* c, int64_t cs, const To& to, const Fetch& fetch) {
+  columns_tokens<V, P, kTileTokens<V>>(w, x, X::kRow != 0 ? X::kRow : row, X::kStep, tokens, depth,
+                                       c, cs, to, fetch);
 }
-// A panel, of which `features` from n on are wanted, with all tokens. fetch_of(m, x): what is called
-// every 8 inputs of the tile of tokens from m on.
-template <class V, class FetchOf>
+
+// Activations of a tile: input k of token m at(a, m, k), the next token kRow floats (0: row()
+// floats) and the next step of inputs kStep floats behind it.
+struct PanelX {
+  static constexpr int64_t kRow = 1, kStep = 8, kInputs = 1;
+  CPUMOE_INLINE const float* at(const DotArgs& a, int64_t m, int64_t k) {
+    return static_cast<const float*>(a.act) + Panels8::pos(m, k, a.w->k);
+  }
+  CPUMOE_INLINE int64_t row(const DotArgs&) { return kRow; }
+};
+
+// A panel, of which `features` from n on are wanted, with all tokens, summed as `to` says.
+// fetch_of(m, x): what is called every 8 steps of the tile of tokens from m on.
+template <class V, class X, class To, class FetchOf>
 CPUMOE_INLINE void panel_tokens(const DotArgs& a, const float* panel, int64_t n, int64_t features,
-                                int64_t k, int64_t depth, const FetchOf& fetch_of) {
-  const int64_t vectors = ceil_div(features, V::kLanes);
+                                int64_t k, int64_t depth, const To& to, const FetchOf& fetch_of) {
+  const int64_t vectors = ceil_div(features, V::kLanes), steps = ceil_div(depth, X::kInputs);
+  const int64_t row = X::row(a);
   for (int64_t m = a.m0; m < a.m1; m += kTileTokens<V>) {
-    const float* x = static_cast<const float*>(a.act) + Panels8::pos(m, k, a.w->k);
+    const float* x = X::at(a, m, k);
     float* c = a.c + (m - a.m0) * a.c_stride + (n - a.n0);
     const auto fetch = fetch_of(m, x);
     const int64_t tokens = a.m1 - m;
-    const bool first = k == 0;
     if (vectors >= 3) {
-      columns_panel<V, 3>(panel, x, tokens, depth, c, a.c_stride, first, fetch);
+      columns_panel<V, 3, X>(panel, x, row, tokens, steps, c, a.c_stride, to, fetch);
     } else if (vectors == 2) {
-      columns_panel<V, 2>(panel, x, tokens, depth, c, a.c_stride, first, fetch);
+      columns_panel<V, 2, X>(panel, x, row, tokens, steps, c, a.c_stride, to, fetch);
     } else {
-      columns_panel<V, 1>(panel, x, tokens, depth, c, a.c_stride, first, fetch);
+      columns_panel<V, 1, X>(panel, x, row, tokens, steps, c, a.c_stride, to, fetch);
     }
   }
 }
@@ -181,7 +203,7 @@ template <class Fetch>
 struct FetchPanel {
   Fetch fetch;
   int64_t f;
-  void operator()(int64_t k) const { fetch.panel(f, k); }
+  __attribute__((always_inline)) void operator()(int64_t k) const { fetch.panel(f, k); }
 };
 
 // decode(n, features, k, depth, block): weights to columns_at; features past the last up to whole
@@ -202,10 +224,10 @@ CPUMOE_INLINE void block_columns(const DotArgs& a, const Decode& decode) {
                           : n + kColumns < a.n1 ? Fetch{w, n + kColumns, 0}
                                                 : Fetch{next, a.next != nullptr ? 0 : -1, 0};
       for (int64_t f = 0; f < features; f += kPanel<V>) {
-        panel_tokens<V>(a, columns_at<V>(block, f, 0), n + f, features - f, k, depth,
-                        [&](int64_t m, const float*) {
-                          return FetchPanel<Fetch>{m == a.m0 ? after : Fetch{w, -1, 0}, f};
-                        });
+        panel_tokens<V, PanelX>(a, columns_at<V>(block, f, 0), n + f, features - f, k, depth,
+                                Sums<V>{k == 0}, [&](int64_t m, const float*) {
+                                  return FetchPanel<Fetch>{m == a.m0 ? after : Fetch{w, -1, 0}, f};
+                                });
       }
       k += kDepth;
     } while (k < w.k);
@@ -219,25 +241,37 @@ constexpr int64_t kPart = 128;
 // Asks for the next panel in even steps while this one is multiplied, and for the inputs that come
 // after those in use. One type for all codes.
 struct FetchPart {
-  const char* from;
-  int64_t stride, lines;     // of a row: bytes from one to the next, lines of 64 bytes in a part
-  int64_t first, end, each;  // lines of the panel
-  const char* x;
-  void operator()(int64_t k) const {
-    _mm_prefetch(x + k * 8, _MM_HINT_T1);
-    for (int64_t i = first + k / 8 * each, to = min64(i + each, end); i < to; ++i) {
-      _mm_prefetch(from + i / lines * stride + i % lines * 64, _MM_HINT_T1);
+  struct Lines {
+    const char* from;
+    int64_t stride;  // bytes from row to row
+    int shift;       // of each 2^shift lines of 64 bytes
+    __attribute__((always_inline)) void get(int64_t i) const {
+      const int64_t row = i >> shift;
+      _mm_prefetch(from + row * stride + ((i - (row << shift)) << 6), _MM_HINT_T1);
     }
+  };
+  Lines w, x;
+  int64_t first, end, each;  // lines of w: a share of them, so many a call
+  int64_t x_first;
+  __attribute__((always_inline)) void operator()(int64_t k) const {
+    x.get(x_first + k / 8);
+    for (int64_t i = first + k / 8 * each, to = min64(i + each, end); i < to; ++i) w.get(i);
   }
 };
 
-// decode(n, features, k, depth, panel): as above, to columns_at(panel, 0, 0).
-template <class V, Code kCode, class Decode>
-CPUMOE_INLINE void block_panels(const DotArgs& a, const Decode& decode) {
-  constexpr CodeBlock kBlock = code_block(kCode);
-  constexpr int64_t kLines = kPart / kBlock.elements * kBlock.bytes / 64, kCalls = kPart / 8;
+// S says
+//   kCode, X                           the code and the activations
+//   decode(n, features, k, depth, to)  weights to columns_at(to, 0, 0), of X::kInputs a step
+//   sums(n, features, k)               what becomes of the sums over a part
+template <class V, class S>
+CPUMOE_INLINE void block_panels(const DotArgs& a, const S& source) {
+  using X = typename S::X;
+  constexpr CodeBlock kBlock = code_block(S::kCode);
+  constexpr int64_t kLines = kPart / kBlock.elements * kBlock.bytes / 64;
+  constexpr int64_t kCalls = kPart / X::kInputs / 8;  // of fetch in a tile
+  constexpr int64_t kXLine = X::kRow != 0 ? kPart * kTileTokens<V> : kPart / X::kInputs;  // floats
   const WeightView& w = *a.w;
-  const int64_t stride = line_bytes(kCode, w.stride);
+  const int64_t stride = line_bytes(S::kCode, w.stride);
   const int64_t turns = ceil_div(a.m1 - a.m0, kTileTokens<V>);
   const int64_t share = ceil_div(kPanel<V> * kLines, max64(turns, 1));
   float* panel = static_cast<float*>(a.scratch);
@@ -248,19 +282,23 @@ CPUMOE_INLINE void block_panels(const DotArgs& a, const Decode& decode) {
       const int64_t depth = min64(kPart, w.k - k);
       for (int64_t f = n; f < end; f += kPanel<V>) {
         const int64_t features = min64(kPanel<V>, end - f);
-        decode(f, features, k, depth, panel);
+        source.decode(f, features, k, depth, panel);
         const bool more = k + kPart < w.k;
-        const char* after = f + features < end ? line_at(w, f + features) + line_bytes(kCode, k)
-                            : more             ? line_at(w, n) + line_bytes(kCode, k + kPart)
-                            : end < a.n1       ? line_at(w, end)
+        const char* after = f + features < end  ? line_at(w, f + features) + line_bytes(S::kCode, k)
+                            : more              ? line_at(w, n) + line_bytes(S::kCode, k + kPart)
+                            : end < a.n1        ? line_at(w, end)
                             : a.next != nullptr ? static_cast<const char*>(a.next)
                                                 : line_at(w, n);
-        panel_tokens<V>(a, panel, f, features, k, depth, [&](int64_t m, const float* x) {
+        const auto fetch_of = [&](int64_t m, const float* x) {
           const int64_t first = (m - a.m0) / kTileTokens<V> * share;
-          const int64_t x_part = more ? kPart * 32 + (f - n) / kPanel<V> * kCalls * 64 : 0;
-          return FetchPart{after, stride, kLines, first, first + share, ceil_div(share, kCalls),
-                           reinterpret_cast<const char*>(x) + x_part};
-        });
+          const float* next_x = more ? x + kXLine : x;
+          return FetchPart{{after, stride, __builtin_ctzll(kLines)},
+                           {reinterpret_cast<const char*>(next_x), X::row(a) * 4,
+                            __builtin_ctzll(kXLine / 16)},
+                           first, first + share, ceil_div(share, kCalls),
+                           (f - n) / kPanel<V> * kCalls};
+        };
+        panel_tokens<V, X>(a, panel, f, features, k, depth, source.sums(f, features, k), fetch_of);
       }
       k += kPart;
     } while (k < w.k);

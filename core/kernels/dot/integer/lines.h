@@ -266,12 +266,7 @@ static void lines_tokens(const DotArgs& a, const LinesGrid& g, int64_t m) {
     } while (k < w.k);
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
-      float* to = c + t * a.c_stride + (n - a.n0);
-      for (int64_t r = 0; r < rows; r += 4) {
-        const auto of_row = [&](int64_t i) { return sums[min64(r + i, rows - 1) * T + t]; };
-        const __m128 v = sum_fours(of_row(0), of_row(1), of_row(2), of_row(3));
-        _mm_mask_storeu_ps(to + r, __mmask8((1 << min64(4, rows - r)) - 1), v);
-      }
+      store_sums(sums + t, T, rows, c + t * a.c_stride + (n - a.n0));
     }
   }
 }

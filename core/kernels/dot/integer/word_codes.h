@@ -8,7 +8,7 @@
 
 namespace cpumoe::CPUMOE_NS {
 
-#define CPUMOE_WORDS(code, source, act_layout, n_block)                     \
+#define CPUMOE_WORDS(code, source, act_layout, n_block, n_slice)            \
   void dot_int_words_columns_##code(const DotArgs& a) { words<source>(a); } \
   void dot_int_words_many_columns_##code(const DotArgs& a) { words<source>(a); }
 #include "kernels/dot/integer/words.inc"

@@ -56,8 +56,8 @@ constexpr int64_t kFeatures = 1536;  // of a block: their factors and sums stay 
 //   kCountedFrom             the number of code 0
 //   kVectors                 registers of sums of a tile (8 features each)
 //   add_group<T>(sums, w, stride, first, count, a, xs, ahead)
-//                            sums[t][v] += scale * integer sum over inputs first .. first + count - 1
-//                            of a group of activations, from line w on; a: the group's lane
+//                            sums[t][v] += scale * integer sum of `count` inputs from `first` on of
+//                            a group of activations, from line w on; a: its lane
 //   arrange(p)               16 features at p into the order of the sums
 
 struct TileFactors {
@@ -151,9 +151,9 @@ static void words_tiles(const char* w, int64_t stride, int64_t features, const c
 template <class S, int T>
 CPUMOE_INLINE void words_block(const Block& b, const WeightView& w) {
   if (b.load) load_block<S>(b, w);
-  const char* next = b.lines + b.near;
+  const char* next = b.lines + b.ahead[0];
   const int64_t bytes = line_bytes(S::kCode, b.features);
-  LinesAhead ahead{next, next + bytes, bytes, b.near == 0 ? 0 : b.stride};
+  LinesAhead ahead{next, next + bytes, bytes, b.ahead[0] == 0 ? 0 : b.stride};
   const TileFactors f{b.groups, b.size, b.scales, b.offsets};
   words_tiles<S, T>(b.lines, b.stride, b.features, b.x, b.xs, b.k, b.depth, f, b.c, b.cs, ahead);
 }
@@ -309,7 +309,8 @@ struct Awq : Avx2 {
           _mm256_unpackhi_epi8(low[0], low[1]), _mm256_unpackhi_epi8(high[0], high[1])};
 #pragma GCC unroll 2
       for (int t = 0; t < T; ++t) {
-        const __m256i x = _mm256_broadcastw_epi16(_mm_loadu_si16(a + t * xs + (e >> 2) * 32 + (e & 3)));
+        const char* two = a + t * xs + (e >> 2) * 32 + (e & 3);
+        const __m256i x = _mm256_broadcastw_epi16(_mm_loadu_si16(two));
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i)
           p[t][i] = _mm256_add_epi16(p[t][i], _mm256_maddubs_epi16(pairs[i], x));

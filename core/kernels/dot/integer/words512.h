@@ -12,35 +12,36 @@ CPUMOE_INLINE __m512 float_in_all(const char* p) {
   return _mm512_set1_ps(codes::load_bits<float>(p));
 }
 
-// A block is done in steps: the inputs of a group of activations that share a factor, all of them or
-// half of them.
+// A block is done in steps: the inputs of a group of activations that share a factor, all of them
+// or half of them.
 struct Step {
   const char* x;         // the lane of the group of activations
-  int64_t g;             // the factor
   int64_t first, count;  // inputs of that group
-  bool begins, ends;     // the first and the last step of the factor
+  int64_t g;             // the factor
+  bool ends;             // it
 };
-template <int64_t kDepth, class Order, int T>
+template <class S, int T>
 struct Steps {
   int64_t count = 0;
-  Step at[kDepth / kLeastGroup];
-  float totals[kDepth / kLeastGroup][T];  // scaled sums of the activations of each factor
+  Step at[S::kDepth / kLeastGroup];
+  float totals[S::kDepth / kLeastGroup][T];  // of each factor: scaled sums of activations
 
   explicit Steps(const Block& b) {
-    for (int64_t g = 0, i = 0; g < b.groups; ++g) {
-      const int64_t begin = i, end = min64(b.depth, (g + 1) * b.size);
+    int64_t i = 0;
+    for (int64_t g = 0; g < b.groups; ++g) {
       for (int t = 0; t < T; ++t) totals[g][t] = 0;
+      const int64_t end = min64(b.depth, (g + 1) * b.size);
       while (i < end) {
         const int64_t first = i % kActGroup, inputs = min64(end - i, kActGroup - first);
         const int64_t group = (b.k + i) / kActGroup;
         const char* x = b.x + group / Spans::kGroups * Spans::kBytes +
-                        Order::lane(int(group % Spans::kGroups)) * 4;
-        at[count++] = {x, g, first, inputs, i == begin, i + inputs == end};
-        i += inputs;
+                        S::Order::lane(int(group % Spans::kGroups)) * 4;
         const int64_t sum = b.size >= kActGroup ? Spans::kSum
                             : first == 0        ? Spans::kFirstSum
                                                 : Spans::kLastSum;
         for (int t = 0; t < T; ++t) totals[g][t] += codes::load_bits<float>(x + t * b.xs + sum);
+        i += inputs;
+        at[count++] = {x, first, inputs, g, i == end};
       }
     }
   }
@@ -50,7 +51,18 @@ template <int T, int H>
 struct Sums {
   __m512i v[T][H];
 };
+// Static: a member would be a symbol that the linker may give to every CPU.
+template <class S, int T>
+static void add_block(const Block& b, const Grid512& grid) {
+  S::template add_block<T>(b, grid);
+}
+
+template <class S>
 struct Vnni {
+  template <int T>
+  CPUMOE_INLINE void tokens(const Block& b, const Grid512& grid) {
+    cpumoe::CPUMOE_NS::add_block<S, T>(b, grid);
+  }
   using Grid = Grid512;
   static constexpr int64_t kMostFeatures = int64_t(1) << 40;
   CPUMOE_INLINE int64_t pitch(int64_t n) { return round_up(n, kMostLanes); }
@@ -59,7 +71,7 @@ struct Vnni {
 
 // GPTQ: a word holds neighbouring inputs of one feature. S: how its codes are split.
 template <class S>
-struct Gptq : S, Vnni {
+struct Gptq : S, Vnni<Gptq<S>> {
   static constexpr int64_t kDepth = 64;
   static constexpr int kRegisters = 2;  // of 16 features, of a tile
 
@@ -96,7 +108,7 @@ struct Gptq : S, Vnni {
   // 16 H features from i on; `mask`: of the last 16, where the slice may end.
   template <int T, int H>
   CPUMOE_INLINE void tile(const Block b, int64_t i, __mmask16 mask,
-                          const Steps<kDepth, typename S::Order, T>& steps) {
+                          const Steps<Gptq, T>& steps) {
     const char* w = b.lines + i * 4;
     __m512 sums[T][H];
 #pragma GCC unroll 4
@@ -129,7 +141,7 @@ struct Gptq : S, Vnni {
         }
       }
       if (!step.ends) continue;
-      const __mmask16 before = b.k == 0 && step.g == 0 ? 0 : 0xffff;  // sums that are there already
+      const __mmask16 before = b.k == 0 && step.g == 0 ? 0 : 0xffff;  // sums are there already
       const float* scales = b.scales + step.g * b.pitch + i;
       const float* offsets = b.offsets + step.g * b.pitch + i;
       float* c = b.c + i;
@@ -149,9 +161,9 @@ struct Gptq : S, Vnni {
   }
 
   template <int T>
-  static void tokens(const Block& b, const Grid512& grid) {
+  CPUMOE_INLINE void add_block(const Block& b, const Grid512& grid) {
     constexpr int H = kRegisters;
-    const Steps<kDepth, typename S::Order, T> steps(b);
+    const Steps<Gptq, T> steps(b);
     for (int64_t n = 0; n < b.features; n += kMostLanes) {
       if (b.load) load_factors<Gptq>(b, grid, n);
       const int64_t end = min64(b.features, n + kMostLanes);
@@ -186,10 +198,10 @@ struct Bytes {
 // AWQ: a word holds eight features of one input. Bytes of four lines side by side are quads of
 // inputs: register q of them has words q, q + 4, q + 8 and q + 12 of a line; its low nibbles
 // are features 0 4 1 5 of each word, its high ones 2 6 3 7.
-struct Awq : Vnni {
+struct Awq : Vnni<Awq> {
   using Order = Quads;
   static constexpr Code kCode = Code::u4_awq;
-  static constexpr int64_t kInputs = 1, kDepth = 32;
+  static constexpr int64_t kInputs = 1, kDepth = kActGroup;
 
   // Sums lie as [q][h]: the features that low (h = 0) or high nibbles of register q hold.
 
@@ -264,7 +276,7 @@ struct Awq : Vnni {
   // kMostLanes features from i on times T tokens, halves B .. B + H - 1.
   template <int T, int B, int H>
   CPUMOE_INLINE void halves(const Block b, int64_t i, __mmask16 mask,
-                            const Steps<kDepth, Order, T>& steps) {
+                            const Steps<Awq, T>& steps) {
     const char* w = b.lines + i / 2;
     for (int64_t j = 0; j < steps.count; ++j) {
       const Step& step = steps.at[j];
@@ -284,8 +296,8 @@ struct Awq : Vnni {
           p = four<T, B, H>(p, b, w, mask, from + e * 8, step.count - e);
         }
       }
-      // Sums that are there already.
-      const __mmask16 before = b.k == 0 && step.g == 0 && step.begins ? 0 : 0xffff;
+      // Every step ends its factor here: a block is a group of activations.
+      const __mmask16 before = b.k == 0 && step.g == 0 ? 0 : 0xffff;  // sums are there already
       const float* scales = b.scales + step.g * b.pitch + i;
       const float* offsets = b.offsets + step.g * b.pitch + i;
       float* c = b.c + i;
@@ -294,25 +306,17 @@ struct Awq : Vnni {
         const __m512 whole = float_in_all(x + t * b.xs + Spans::kScale);
         // High nibbles are 16 times as much.
         const __m512 part = _mm512_mul_ps(whole, _mm512_set1_ps(0.0625f));
-#pragma GCC unroll 2
-        for (int h = B; h < B + H; ++h) {
-#pragma GCC unroll 4
-          for (int at = 16 * h, q = 0; q < 4; ++q, at += 32) {
-            const __m512 sum = _mm512_cvtepi32_ps(p.v[t * H + h - B][q]);
-            const __m512 v = _mm512_fmadd_ps(_mm512_mul_ps(sum, h == 0 ? whole : part),
-                                             _mm512_loadu_ps(scales + at),
-                                             _mm512_maskz_loadu_ps(before, c + at));
-            _mm512_storeu_ps(c + at, v);
-          }
-        }
-        if (!step.ends) continue;
         const __m512 total = _mm512_set1_ps(steps.totals[step.g][t]);
 #pragma GCC unroll 2
         for (int h = B; h < B + H; ++h) {
 #pragma GCC unroll 4
           for (int at = 16 * h, q = 0; q < 4; ++q, at += 32) {
-            const __m512 v = _mm512_loadu_ps(c + at);
-            _mm512_storeu_ps(c + at, _mm512_fmadd_ps(_mm512_loadu_ps(offsets + at), total, v));
+            const __m512 sum = _mm512_cvtepi32_ps(p.v[t * H + h - B][q]);
+            __m512 v = _mm512_maskz_loadu_ps(before, c + at);
+            v = _mm512_fmadd_ps(_mm512_mul_ps(sum, h == 0 ? whole : part),
+                                _mm512_loadu_ps(scales + at), v);
+            v = _mm512_fmadd_ps(_mm512_loadu_ps(offsets + at), total, v);
+            _mm512_storeu_ps(c + at, v);
           }
         }
       }
@@ -320,8 +324,8 @@ struct Awq : Vnni {
   }
 
   template <int T>
-  static void tokens(const Block& b, const Grid512& grid) {
-    const Steps<kDepth, Order, T> steps(b);
+  CPUMOE_INLINE void add_block(const Block& b, const Grid512& grid) {
+    const Steps<Awq, T> steps(b);
     for (int64_t i = 0; i < b.features; i += kMostLanes) {
       const __mmask16 mask = first_of_16((b.features - i + 7) / 8);
       if (b.load) load_factors<Awq>(b, grid, i);

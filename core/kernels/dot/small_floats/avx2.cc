@@ -1,5 +1,5 @@
-// e4m3 and e2m1 in vectors of 8. The fields of a code are moved to those of an fp32: 2^-120 (e4m3) or
-// 2^-126 (e2m1) of its value, exactly, with subnormals; rows_scaled takes the power of two back.
+// e4m3 and e2m1 in vectors of 8. The fields of a code are moved to those of an fp32: 2^-120 (e4m3)
+// or 2^-126 (e2m1) of its value, exactly, with subnormals; rows_scaled takes the power of two back.
 // Converting by F16C instead took a third longer from L1 (Zen 4).
 #include "kernels/dot/small_floats/rows.h"
 
@@ -24,6 +24,8 @@ struct E4m3 {
   using Act = RowsScaled;
   static constexpr Code kCode = Code::e4m3;
   static constexpr int64_t kBytes = 32, kRun = 64, kScale = 64, kNear = 0;
+  static constexpr int64_t kPerFloat = 1;
+  static constexpr bool kFactors = true;
   static constexpr float kFactor = 1;
   static constexpr int rows(int tokens) { return tokens == 1 ? 1 : 2; }
   struct Nan {
@@ -55,6 +57,8 @@ struct E2m1 {
   static constexpr Code kCode = Code::e2m1;
   static constexpr int64_t kBytes = 16, kRun = 32, kScale = kInputsOfScale,
                           kNear = 0;
+  static constexpr int64_t kPerFloat = 1;
+  static constexpr bool kFactors = true;
   static constexpr float kFactor = 64;
   static constexpr int rows(int tokens) { return tokens == 1 ? 1 : 2; }
   struct Nan {};

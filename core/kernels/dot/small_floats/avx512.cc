@@ -25,6 +25,8 @@ struct E4m3 : small_floats::E4m3Codes {
   using V = Vec16;
   using Act = RowsScaled64;
   static constexpr int64_t kBytes = 64, kRun = 128, kScale = 128, kNear = 256;
+  static constexpr int64_t kPerFloat = 1;
+  static constexpr bool kFactors = true;
   static constexpr float kFactor = 1;
   static constexpr int rows(int tokens) { return tokens <= 2 ? 4 : 2; }
   CPUMOE_INLINE Bits load(const char* p, Nan& nan) {
@@ -41,6 +43,8 @@ struct E2m1 : small_floats::E2m1Codes {
   using Act = RowsScaled128;
   static constexpr int64_t kBytes = 64, kRun = 128, kScale = kInputsOfScale,
                           kNear = 256;
+  static constexpr int64_t kPerFloat = 1;
+  static constexpr bool kFactors = true;
   static constexpr float kFactor = 1;
   static constexpr int rows(int) { return 2; }
   CPUMOE_INLINE Bits load(const char* p, Nan&) { return _mm512_loadu_si512(p); }

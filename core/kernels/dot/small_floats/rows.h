@@ -8,6 +8,8 @@
 //   kRun                inputs whose products are added before scales meet them
 //   kScale              inputs of a scale, a divisor of kRun: the kLanes are shared out in order
 //   kNear               bytes fetched into L1 ahead of their use at one token; 0: none
+//   kPerFloat           inputs behind a float of Act: 1, or 2 as pairs of bf16
+//   kFactors            whether Act has factors of its own; else it need not be whole chunks
 //   rows(tokens)        rows computed side by side
 //   load(p, nan)        kChunk inputs; `nan` collects what is_nan asks for
 //   vector<J>(bits)     inputs kStep * i + J of them in lane i
@@ -24,14 +26,16 @@ namespace cpumoe::CPUMOE_NS::small_floats {
 // Inputs of a span: those of all tokens are 16 KiB, beside the stream of weights in L1.
 constexpr int64_t span_of(int tokens) { return tokens == 1 ? 4096 : tokens == 2 ? 2048 : 1024; }
 constexpr int64_t kRows = 8;       // rows that take one span after the other
-constexpr int64_t kAhead = 16384;  // bytes fetched into L2 ahead of their use, at least
+// Bytes fetched into L2 ahead of their use, at least; and once more at half the distance, because
+// the CPU drops a prefetch when too many are under way.
+constexpr int64_t kAhead = 16384;
 
 // Scales of the runs of a span of one row, times the factors of each token.
 template <class D, int T>
 struct RunScales {
   static constexpr int64_t kGroup = D::Act::kGroup, kPerGroup = kGroup / D::kScale,
                            kMost = span_of(T) / D::kScale;
-  alignas(64) float of[T][kMost];
+  alignas(64) float of[D::kFactors ? T : 1][kMost];
 
   // Out of line: R copies of it in every row_span are most of the code.
   __attribute__((noinline)) static void fill(RunScales& s, const WeightView& w, int64_t line,
@@ -51,10 +55,9 @@ struct RunScales {
         for (int64_t i = 0; i < kPerGroup; ++i) steps[g * kPerGroup + i] = scale;
       }
     }
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
+    for (int t = 0; t < (D::kFactors ? T : 1); ++t) {
       for (int64_t g = 0; g < groups; ++g) {
-        const float factor = factors[t * fs + g];
+        const float factor = D::kFactors ? factors[t * fs + g] : 1.0f;
 #pragma GCC unroll 8
         for (int64_t i = 0; i < kPerGroup; ++i)
           s.of[t][g * kPerGroup + i] = steps[g * kPerGroup + i] * factor;
@@ -67,7 +70,7 @@ struct RunScales {
 struct Span {
   const WeightView* w;
   int64_t n, k, inputs;
-  const char *p, *next;
+  const char *p, *far, *near;
   int64_t stride;
 };
 
@@ -92,8 +95,9 @@ void row_span(const Span& s, const float* x, int64_t xs, const float* factors,
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) total[r][t] = s.k == 0 ? V::zero() : sums[r * T + t];
   }
-  // One run: the steps of kChunk inputs at(r, i), added up and scaled.
-  const auto run = [&](int64_t k, int64_t steps, const auto& at) __attribute__((always_inline)) {
+  // One run: the steps of kChunk inputs at(r, i) and x_at(t, i), added up and scaled.
+  const auto run = [&](int64_t k, int64_t steps, const auto& at, const auto& x_at)
+                       __attribute__((always_inline)) {
     F acc[R][T];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -111,16 +115,18 @@ void row_span(const Span& s, const float* x, int64_t xs, const float* factors,
         for (int r = 0; r < R; ++r) w[r] = D::template vector<J>(bits[r]);
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
-          F xt = V::load(x + t * xs + k + i * kChunk + J * V::kLanes);
+          F xt = V::load(x_at(t, i) + J * V::kLanes);
           if (R > 1) V::keep(xt);
 #pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) acc[r][t] = V::fma(w[r], xt, acc[r][t]);
+          for (int r = 0; r < R; ++r) acc[r][t] = V::products(w[r], xt, acc[r][t]);
         }
       };
       part.template operator()<0>();
       part.template operator()<1>();
-      part.template operator()<2>();
-      part.template operator()<3>();
+      if constexpr (D::Act::kStep > 2) {
+        part.template operator()<2>();
+        part.template operator()<3>();
+      }
       if constexpr (D::Act::kStep == 8) {
         part.template operator()<4>();
         part.template operator()<5>();
@@ -133,7 +139,7 @@ void row_span(const Span& s, const float* x, int64_t xs, const float* factors,
 #pragma GCC unroll 4
       for (int t = 0; t < T; ++t) {
         constexpr int kScales = int(D::kRun / D::kScale);
-        const F f = V::template spread<kScales>(of[r]->of[t] + k / D::kScale);
+        const F f = V::template spread<kScales>(of[r]->of[D::kFactors ? t : 0] + k / D::kScale);
         total[r][t] = V::fma(acc[r][t], f, total[r][t]);
       }
     }
@@ -146,13 +152,16 @@ void row_span(const Span& s, const float* x, int64_t xs, const float* factors,
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         for (int64_t b = 0; b < kRunBytes; b += 64) {
-          _mm_prefetch(s.next + r * s.stride + byte + b, _MM_HINT_T1);
+          _mm_prefetch(s.far + r * s.stride + byte + b, _MM_HINT_T1);
+          _mm_prefetch(s.near + r * s.stride + byte + b, _MM_HINT_T1);
           if (T == 1 && D::kNear != 0)
             _mm_prefetch(s.p + r * s.stride + byte + b + D::kNear, _MM_HINT_T0);
         }
       }
     }
-    run(k, kSteps, [&](int r, int64_t i) { return s.p + r * s.stride + byte + i * D::kBytes; });
+    run(
+        k, kSteps, [&](int r, int64_t i) { return s.p + r * s.stride + byte + i * D::kBytes; },
+        [&](int t, int64_t i) { return x + t * xs + (k + i * kChunk) / D::kPerFloat; });
   }
   if (k < s.inputs) {
     alignas(64) char tail[R][kSteps * D::kBytes] = {};
@@ -160,8 +169,21 @@ void row_span(const Span& s, const float* x, int64_t xs, const float* factors,
     for (int r = 0; r < R; ++r) {
       memcpy(tail[r], s.p + r * s.stride + byte, size_t(line_bytes(D::kCode, s.inputs) - byte));
     }
-    run(k, ceil_div(s.inputs - k, kChunk),
-        [&](int r, int64_t i) { return tail[r] + i * D::kBytes; });
+    constexpr int64_t kFloats = D::kRun / D::kPerFloat;
+    alignas(64) float x_tail[D::kFactors ? 1 : T][kFloats];
+    const float* x_end = x + k / D::kPerFloat;
+    int64_t x_stride = xs;
+    if constexpr (!D::kFactors) {  // the line ends before the chunk does
+      const int64_t floats = D::Act::line(s.inputs - k);
+      for (int t = 0; t < T; ++t) {
+        for (int64_t i = 0; i < kFloats; ++i) x_tail[t][i] = i < floats ? x_end[t * xs + i] : 0;
+      }
+      x_end = x_tail[0], x_stride = kFloats;
+    }
+    run(
+        k, ceil_div(s.inputs - k, kChunk),
+        [&](int r, int64_t i) { return tail[r] + i * D::kBytes; },
+        [&](int t, int64_t i) { return x_end + t * x_stride + i * kChunk / D::kPerFloat; });
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
@@ -181,28 +203,33 @@ void rows_tokens(const DotArgs& a, int64_t n, int64_t m) {
   const int64_t ahead = round_up(ceil_div(kAhead, max64(64, stride)), kRows);  // rows
   const int64_t rows = min64(kRows, a.n1 - n);
   const char* base = line_at(w, n);
-  const char* next = m != a.m0          ? base
-                     : n + ahead < a.n1 ? base + ahead * stride
-                     : a.next != nullptr
-                         ? static_cast<const char*>(a.next) + (n + ahead - a.n1) * stride
-                         : base;
+  // Where the block lies that is so many rows on; of this slice or of the next one.
+  const auto rows_on = [&](int64_t count) {
+    if (m != a.m0) return base;
+    if (n + count < a.n1) return base + count * stride;
+    if (a.next == nullptr) return base;
+    return static_cast<const char*>(a.next) + (n + count - a.n1) * stride;
+  };
+  const char *far = rows_on(ahead), *near = rows_on(ahead / 2);
   const float* x = static_cast<const float*>(a.act) + m * xs;
-  const float* factors = static_cast<const float*>(a.act) + Act::factor(m, 0, w.k);
+  const float* factors = x;
+  if constexpr (D::kFactors) factors = static_cast<const float*>(a.act) + Act::factor(m, 0, w.k);
   typename D::V::F sums[kRows * T];
   RunScales<D, T> scales[R];
   int64_t k = 0;
   do {
     const int64_t byte = line_bytes(D::kCode, k);
-    Span s{&w, n, k, min64(span_of(T), w.k - k), base + byte, next + byte, stride};
+    Span s{&w, n, k, min64(span_of(T), w.k - k), base + byte, far + byte, near + byte, stride};
     const float* f = factors + k / Act::kGroup;
     int64_t r = 0, filled = -1;
     for (; r + R <= rows; r += R) {
-      row_span<D, R, T>(s, x + k, xs, f, scales, filled, sums + r * T);
-      s.n += R, s.p += R * stride, s.next += R * stride;
+      row_span<D, R, T>(s, x + k / D::kPerFloat, xs, f, scales, filled, sums + r * T);
+      s.n += R, s.p += R * stride;
+      s.far += R * stride, s.near += R * stride;
     }
     for (; R > 1 && r < rows; ++r) {
-      row_span<D, 1, T>(s, x + k, xs, f, scales, filled, sums + r * T);
-      s.n += 1, s.p += stride, s.next += stride;
+      row_span<D, 1, T>(s, x + k / D::kPerFloat, xs, f, scales, filled, sums + r * T);
+      s.n += 1, s.p += stride, s.far += stride, s.near += stride;
     }
     k += span_of(T);
   } while (k < w.k);
