@@ -27,8 +27,9 @@ struct FetchRows {
       : from(n < 0 ? nullptr : static_cast<const char*>(w.data) + (n * w.stride + k) * W::kBytes),
         stride(w.stride * W::kBytes) {}
   // 8 inputs of every row a call: for 2-byte codes a quarter of the rows, a whole line of each.
+  // Inlined, as GCC drops calls of functions that do nothing but prefetch.
   template <int R>
-  void rows(int64_t r, int64_t k) const {
+  __attribute__((always_inline)) void rows(int64_t r, int64_t k) const {
     if (from == nullptr) return;
     constexpr int kEvery = 8 / int(W::kBytes);
     const int64_t phase = (k >> 3) % kEvery, line = (k >> 3) / kEvery * 64;
@@ -75,7 +76,7 @@ struct FetchColumns {
   FetchColumns(const WeightView& w, int64_t n, int64_t k)
       : from(n < 0 ? nullptr : static_cast<const char*>(w.data) + (k * w.stride + n) * W::kBytes),
         stride(w.stride * W::kBytes) {}
-  void panel(int64_t f, int64_t k) const {
+  __attribute__((always_inline)) void panel(int64_t f, int64_t k) const {
     if (from == nullptr) return;
     const char* p = from + f * W::kBytes + k * stride;
 #pragma GCC unroll 8

@@ -62,8 +62,9 @@ struct FetchCodes {
     from = static_cast<const char*>(w.data) + (by_row ? n : k / b.lines) * stride +
            (by_row ? k : n) / b.elements * b.bytes;
   }
+  // Inlined, as GCC drops calls of functions that do nothing but prefetch.
   template <int R>
-  void rows(int64_t r, int64_t k) const {
+  __attribute__((always_inline)) void rows(int64_t r, int64_t k) const {
     if (from == nullptr) return;
     const int64_t lines = R * row_lines, each = (lines + 31) / 32;  // 32 calls
     for (int64_t line = (k >> 3) * each, end = min64(line + each, lines); line < end; ++line) {
@@ -71,7 +72,7 @@ struct FetchCodes {
     }
   }
   // 24 features of 8 inputs; a line of 64 bytes holds those of several panels.
-  void panel(int64_t f, int64_t k) const {
+  __attribute__((always_inline)) void panel(int64_t f, int64_t k) const {
     if (from == nullptr) return;
     const int64_t begin = f / b.elements * b.bytes;
     const int64_t end = (f + kPanel<Floats8>) / b.elements * b.bytes;
