@@ -32,10 +32,12 @@ def test_logits_equal_transformers_on_the_decoded_weights(method):
 def test_int8_activations_differ_by_their_rounding(method):
     case, ids = quantised(method, "llama"), prompt(21)
     exact = cpumoe.load(case.path, kv="fp32", activations="fp32").logits(ids)
-    error = relative_error(cpumoe.load(case.path, kv="fp32", activations="int8").logits(ids), exact)
+    got = cpumoe.load(case.path, kv="fp32", activations="int8").logits(ids)
+    error = relative_error(got, exact)
     print(f"{method}: int8 activations change the logits by {error:.1e}")
-    if method == "fp8-block":
-        assert error == 0  # FP8 weights have no integer products
+    if method == "fp8-block":  # no integer products: the default class of this CPU
+        assert np.array_equal(got, cpumoe.load(case.path, kv="fp32").logits(ids))
+        assert error < INT8_BOUND
     else:
         assert 0 < error < INT8_BOUND
 

@@ -64,7 +64,7 @@ TEST(classes_that_a_cpu_has) {
     CHECK(of("bf16", Layout::rows, {}, "avx512_bf16") == ActClass::bf16);
     CHECK(of("bf16", Layout::rows, ActClass::int8, "avx512_bf16") == ActClass::bf16);
     CHECK(of("fp8_block", Layout::rows, ActClass::bf16, "avx512_bf16") == ActClass::bf16);
-    CHECK(of("fp8_block", Layout::rows, {}, "avx512_bf16") == ActClass::fp32);
+    CHECK(of("fp8_block", Layout::rows, {}, "avx512_bf16") == ActClass::bf16);
   }
   CHECK(of("fp32", Layout::rows, ActClass::bf16, "avx512_bf16") == ActClass::fp32);
   CHECK(of("q4_0", Layout::rows, {}, "scalar") == ActClass::int8);
