@@ -94,6 +94,8 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--threads", type=int, default=None, help="default: this machine's")
     p.add_argument("--huge-pages", action="store_true", help="copy the weights into huge pages")
     a = p.parse_args(argv)
+    if a.context < 1 or a.steps < 1:
+        p.error(f"--context and --steps must be at least 1; got {a.context} and {a.steps}")
     try:
         model = cpumoe.load(a.model, threads=a.threads, memory="huge" if a.huge_pages else "mapped")
         for _ in model.checkpoint.touch():

@@ -113,7 +113,7 @@ void Attention::run(std::span<const Piece> pieces, const AttentionSpec& spec, co
     a.out_stride = out_stride;
     a.k_cache = cache.keys(kv);
     a.v_cache = cache.values(kv);
-    a.chunks = p.cache->chunks;
+    a.slabs = p.cache->slabs;
     a.window = spec.window;
     a.scale = spec.scale;
     a.sinks = sinks != nullptr && part == 0 ? sinks + first : nullptr;
@@ -125,7 +125,7 @@ void Attention::run(std::span<const Piece> pieces, const AttentionSpec& spec, co
     if (c.blocks == 1 && part == c.parts - 1 && slice + 1 < slice_count) {
       const int64_t element = int64_t(code_bits(p.cache->code)) / 8;
       a.next = static_cast<const char*>(cache.keys((slice + 1) / slices.per_kv_head)) +
-               chunk_shift(a.chunks, begin) + within_chunk(a.chunks, begin) * key_dim * element;
+               slab_shift(a.slabs, begin) + within_slab(a.slabs, begin) * key_dim * element;
     }
     float* const finished = a.out;
     const int64_t state = a.tokens * a.group * state_stride(value_dim);
@@ -146,7 +146,7 @@ void Attention::run(std::span<const Piece> pieces, const AttentionSpec& spec, co
   if (total.work < kSerialWork) {
     for (int64_t t = 0; t < total.tasks; ++t) task(t, 0);
   } else {
-    // One token of each sequence: tasks in order walk through the keys in order.
+    // One block of query tokens: tasks in order walk through the keys in order.
     std::array<int64_t, kMaxLanes> ends;
     const int64_t lanes = std::min<int64_t>(executor.at_once(), kMaxLanes);
     for (int64_t i = 0; i < lanes; ++i) ends[size_t(i)] = total.tasks * (i + 1) / lanes;

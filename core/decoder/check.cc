@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "decoder/decoder.h"
 #include "decoder/views.h"
+#include "moe/checks.h"
 
 namespace cpumoe {
 namespace {
@@ -20,7 +21,7 @@ void check_vector(const VectorView& v, int64_t size, bool needed, const Place& a
             " elements must be present; got none. Is the tensor missing in the checkpoint?");
     return;
   }
-  require(v.size == size && v.step >= 1, at.text().c_str(), "shape must be [", size, "]; got [",
+  require(vector_fits(v, size), at.text().c_str(), "shape must be [", size, "]; got [",
           v.size, "] with step ", v.step, ". Check the config against the tensors");
 }
 
@@ -31,6 +32,8 @@ void check_weight(const WeightView& w, int64_t n, int64_t k, const Place& at) {
           ", ", w.k, "]. Check the config against the tensors");
   const std::string fault = weight_fault(w);
   require(fault.empty(), at.text().c_str(), fault, ". Check the checkpoint");
+  require(weight_fits(w, n, k), at.text().c_str(), "must fit in memory; got a stride of ", w.stride,
+          " elements. Check the checkpoint");
 }
 
 void check_linear(const Linear& l, int64_t n, int64_t k, const Place& at) {

@@ -11,7 +11,8 @@
 namespace cpumoe {
 
 // Keys and values of one sequence. One reservation of virtual memory for `capacity` tokens, touched
-// on demand (so RSS grows with use). code: f32, f16 or bf16. One forward() at a time may use it.
+// on demand (so RSS grows with use; with a capacity beyond 128 tokens in steps of as many, in huge
+// pages). code: f32, f16 or bf16. One forward() at a time may use it.
 class KvCache {
  public:
   KvCache(const ModelSpec& model, int64_t capacity, Code code);

@@ -13,9 +13,9 @@ namespace {
 // Keeps every product below in int64: 2^31 tokens x 2^31 bytes per token.
 constexpr int64_t kMaxCapacity = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxTokenBytes = int64_t(1) << 31;
-constexpr int64_t kChunkTokens = 128;
+constexpr int64_t kSlabTokens = 128;
 constexpr int64_t kHugePage = 2 << 20;  // bytes
-static_assert(kChunkTokens % kScoreBlock == 0);
+static_assert(kSlabTokens % kScoreBlock == 0);
 
 }  // namespace
 
@@ -30,8 +30,8 @@ KvCache::KvCache(const ModelSpec& model, int64_t capacity, Code code)
   const int64_t element = int64_t(code_bits(code)) / 8;
   impl->capacity = capacity;
   impl->code = code;
-  const int64_t chunk = std::min(capacity, kChunkTokens);
-  int64_t chunk_bytes = 0;
+  const int64_t slab = std::min(capacity, kSlabTokens);
+  int64_t slab_bytes = 0;
   for (const LayerSpec& spec : model.layers) {
     const AttentionSpec& a = spec.attn;
     const int64_t k = a.key_dim(), v = a.is_latent() ? 0 : a.value_dim();
@@ -42,18 +42,18 @@ KvCache::KvCache(const ModelSpec& model, int64_t capacity, Code code)
     layer.kv_heads = a.kv_heads;
     layer.key_dim = k;
     layer.value_dim = a.value_dim();
-    layer.key_bytes = round_up(key_elements(chunk, k) * element, 64);
-    layer.head_bytes = layer.key_bytes + round_up(value_elements(chunk, v) * element, 64);
+    layer.key_bytes = round_up(key_elements(slab, k) * element, 64);
+    layer.head_bytes = layer.key_bytes + round_up(value_elements(slab, v) * element, 64);
     impl->bytes_per_token += a.kv_heads * (k + value_stride(v)) * element;
     require(impl->bytes_per_token < kMaxTokenBytes, "kv cache",
             "one token must take less than 2 GiB; got ", impl->bytes_per_token,
             " bytes. Correct the model's attention geometry");
-    chunk_bytes += layer.kv_heads * layer.head_bytes;
+    slab_bytes += layer.kv_heads * layer.head_bytes;
     impl->layers.push_back(layer);
   }
-  if (chunk_bytes == 0) return;
-  if (chunk < capacity) impl->chunks = {chunk, chunk_bytes};
-  const int64_t total = chunk_bytes * ceil_div(capacity, chunk) + kHugePage;
+  if (slab_bytes == 0) return;
+  if (slab < capacity) impl->slabs = {slab, slab_bytes};
+  const int64_t total = slab_bytes * ceil_div(capacity, slab) + kHugePage;
   void* base = mmap(nullptr, size_t(total), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   require(base != MAP_FAILED, "kv cache", "the system must grant ", total,
@@ -61,8 +61,8 @@ KvCache::KvCache(const ModelSpec& model, int64_t capacity, Code code)
           ". Choose a smaller capacity");
   impl->base = base;
   impl->bytes = total;
-  // Advice only. Without chunks the cache is short, and a huge page perhaps longer than all of it.
-  madvise(base, size_t(total), chunk < capacity ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  // Advice only. Without slabs the cache is short, and a huge page perhaps longer than all of it.
+  madvise(base, size_t(total), slab < capacity ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   const uintptr_t first = reinterpret_cast<uintptr_t>(base);
   char* at = static_cast<char*>(base) + (round_up(int64_t(first), kHugePage) - int64_t(first));
   for (LayerCache& layer : impl->layers) {

@@ -48,7 +48,7 @@ void Decoder::Impl::append(const AttentionSpec& a, size_t index, const Piece& p,
     c.v = a.is_latent() ? nullptr : keys + (a.kv_heads + g) * a.head_dim;
     c.k_cache = cache.keys(g);
     c.v_cache = cache.values(g);
-    c.chunks = p.cache->chunks;
+    c.slabs = p.cache->slabs;
     select_attend(p.cache->code, isa)->append(c);
   }
 }

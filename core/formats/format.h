@@ -63,6 +63,11 @@ CPUMOE_INLINE int64_t line_bytes(Code c, int64_t elements) {
   const CodeBlock b = code_block(c);
   return ceil_div(elements, b.elements) * b.bytes;
 }
+// Behind a matrix's last byte.
+CPUMOE_INLINE const char* end_of(const MatrixView& m) {
+  return static_cast<const char*>(m.data) + (m.rows - 1) * line_bytes(m.code, m.stride) +
+         line_bytes(m.code, m.cols);
+}
 // Where line `line` (a multiple of the code's lines) of w begins.
 CPUMOE_INLINE const char* line_at(const WeightView& w, int64_t line) {
   const Code c = w.format->code;

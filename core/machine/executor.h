@@ -1,4 +1,4 @@
-// Workers that run numbered tasks from a dynamic queue. The caller is worker 0. A phase ends when
+// Workers that run numbered tasks from a dynamic queue or lanes. The caller is worker 0. A phase ends when
 // its tasks are done, not when every worker has shown up, so a worker that the kernel has
 // descheduled between tasks delays nobody. Workers spin for a short while after a phase, then
 // sleep. No more of them are woken than machine.default_threads() can run at once, so threads in

@@ -49,8 +49,8 @@ struct MoeArgs {
   int64_t out_stride;  // elements
   bool accumulate;     // add to out
   std::optional<ActClass> act_class = {};  // of every product that has it (class_for)
-  // check_experts has passed and nothing has changed since: in decode the views of the touched
-  // experts come from memory, so that looking at all of each costs 4 us.
+  // check_experts, or what asks as much, has passed and nothing has changed since: in decode the views
+  // of the touched experts come from memory, so that looking at all of each costs 4 us.
   bool checked = false;
 };
 void moe(const MoeArgs& args, IsaSet isa, Workspace& workspace, Executor& executor);

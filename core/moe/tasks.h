@@ -50,9 +50,9 @@ struct TaskList {
   }
 };
 
-// Size of the next slice of a product of which `features_left` remain, in a phase of which
+// Size of the next slice of a product of which `features_left` remain, in a phase or lane of which
 // `cost_left` (feature_bytes x features, more for many tokens) remains. Features: what the kernel
-// prefers, else up to 1 MiB of weights; fewer towards the end of the phase, but at least a block
+// prefers, else up to 1 MiB of weights; fewer towards its end, but at least a block
 // and some 32 KiB. Tokens: as many as keep the tile in L2.
 SliceSize slice_size(const Product& p, int64_t features_left, int64_t cost_left, int workers);
 

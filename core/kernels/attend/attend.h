@@ -31,16 +31,16 @@ CPUMOE_INLINE int64_t value_elements(int64_t tokens, int64_t value_dim) {
   return round_up(tokens, kKeyBlock) * value_stride(value_dim);
 }
 
-// keys > 0: the cache lies in chunks; that of a head's keys [i * keys, (i + 1) * keys), K and V
+// keys > 0: the cache lies in slabs; that of a head's keys [i * keys, (i + 1) * keys), K and V
 // alike, begins i * bytes behind the first one. keys: a multiple of kScoreBlock. 0: one piece.
-struct Chunks {
+struct Slabs {
   int64_t keys = 0, bytes = 0;
 };
-// Bytes from chunk 0 to the one that holds key l, and l's number in it.
-CPUMOE_INLINE int64_t chunk_shift(const Chunks& c, int64_t l) {
+// Bytes from slab 0 to the one that holds key l, and l's number in it.
+CPUMOE_INLINE int64_t slab_shift(const Slabs& c, int64_t l) {
   return c.keys > 0 ? l / c.keys * c.bytes : 0;
 }
-CPUMOE_INLINE int64_t within_chunk(const Chunks& c, int64_t l) {
+CPUMOE_INLINE int64_t within_slab(const Slabs& c, int64_t l) {
   return c.keys > 0 ? l % c.keys : l;
 }
 
@@ -52,7 +52,7 @@ struct AppendArgs {
   int64_t position;
   void* k_cache;  // the head's K and V
   void* v_cache;
-  Chunks chunks;
+  Slabs slabs;
 };
 
 // Softmax state of a row over a part of its keys: acc[value_stride] = sum of exp(score - max) V,
@@ -67,8 +67,8 @@ struct AttendArgs {
   int64_t position;     // of token 0
   const void* k_cache;  // the head's K and V
   const void* v_cache;  // null: shared
-  Chunks chunks;
-  // Keys to walk; key0 a multiple of kKeyBlock, with chunks of kScoreBlock. Keys no token sees are
+  Slabs slabs;
+  // Keys to walk; key0 a multiple of kKeyBlock, with slabs of kScoreBlock. Keys no token sees are
   // skipped.
   int64_t key0, key1;
   int64_t window;      // 0: none

@@ -174,13 +174,13 @@ void check_rows(const Case& c, double extra_steps = 0) {
   }
 }
 
-// The same bits from a cache in chunks, each K of some keys and then V of them, with a gap behind.
-TEST(chunks_hold_the_same) {
+// The same bits from a cache in slabs, each K of some keys and then V of them, with a gap behind.
+TEST(slabs_hold_the_same) {
   Rng rng(7);
   for (const AttendKernel* kernel : kernels()) {
     for (bool shared : {false, true}) {
       for (int64_t tokens : {1, 3, 20}) {
-        const int64_t keys = 200, group = 2, head_dim = 24, chunk = kScoreBlock;
+        const int64_t keys = 200, group = 2, head_dim = 24, slab = kScoreBlock;
         Case c(kernel, keys, tokens, group, head_dim, rng, 1, shared ? 16 : 0);
         c.append(0, keys);
         for (int64_t window : {0, 70}) {
@@ -190,11 +190,11 @@ TEST(chunks_hold_the_same) {
           const std::vector<float> want(out, out + tokens * group * c.value_dim);
 
           const int64_t element = int64_t(code_bits(kernel->code)) / 8;
-          const int64_t k_bytes = key_elements(chunk, head_dim) * element;
-          const int64_t v_bytes = shared ? 0 : value_elements(chunk, head_dim) * element;
-          const Chunks chunks{chunk, k_bytes + v_bytes + 64};
-          std::vector<char> cache(size_t(ceil_div(keys, chunk) * chunks.bytes));
-          for (int64_t from = 0; from < keys; from += 50) {  // pieces that cross the chunks
+          const int64_t k_bytes = key_elements(slab, head_dim) * element;
+          const int64_t v_bytes = shared ? 0 : value_elements(slab, head_dim) * element;
+          const Slabs slabs{slab, k_bytes + v_bytes + 64};
+          std::vector<char> cache(size_t(ceil_div(keys, slab) * slabs.bytes));
+          for (int64_t from = 0; from < keys; from += 50) {  // pieces that cross the slabs
             AppendArgs a{};
             a.k = c.k.data() + from * head_dim;
             a.v = shared ? nullptr : c.v.data() + from * head_dim;
@@ -204,13 +204,13 @@ TEST(chunks_hold_the_same) {
             a.position = from;
             a.k_cache = cache.data();
             a.v_cache = shared ? nullptr : cache.data() + k_bytes;
-            a.chunks = chunks;
+            a.slabs = slabs;
             kernel->append(a);
           }
           AttendArgs a = c.args(0, keys);
           a.k_cache = cache.data();
           a.v_cache = shared ? nullptr : cache.data() + k_bytes;
-          a.chunks = chunks;
+          a.slabs = slabs;
           a.next = cache.data();
           std::fill_n(c.out.as<float>(), want.size(), -1.0f);
           kernel->run(a);

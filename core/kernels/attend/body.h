@@ -264,7 +264,7 @@ void attend(const AttendArgs& a) {
   const char* values = static_cast<const char*>(a.v_cache);
   const bool shared = values == nullptr;
   const auto keys_at = [&](int64_t l) {
-    return keys + chunk_shift(a.chunks, l) + within_chunk(a.chunks, l) * a.head_dim * kBytes;
+    return keys + slab_shift(a.slabs, l) + within_slab(a.slabs, l) * a.head_dim * kBytes;
   };
   const int64_t end = min64(a.key1, a.position + a.tokens);
   for (int64_t block = a.key0; block < end; block += kScoreBlock) {
@@ -274,8 +274,8 @@ void attend(const AttendArgs& a) {
     const char* const key = keys_at(block);
     // Shared: V's product reads the turned copy; what comes next from memory is the next K block.
     const char* const value = shared ? keys_at(block + kScoreBlock)
-                                     : values + chunk_shift(a.chunks, block) +
-                                           within_chunk(a.chunks, block) * lanes * kBytes;
+                                     : values + slab_shift(a.slabs, block) +
+                                           within_slab(a.slabs, block) * lanes * kBytes;
     product_any<C>({w.q, q_lanes, rows, key, kKeyBlock, panel, panels, a.head_dim, w.scores,
                     kScoreBlock, false, value},
                    panels * panel, w.copy);
@@ -320,18 +320,17 @@ template <Code C>
 void append(const AppendArgs& a) {
   const int64_t lanes = value_stride(a.value_dim);
   for (int64_t t = 0; t < a.tokens; ++t) {
-    const int64_t l = within_chunk(a.chunks, a.position + t);
-    const int64_t shift = chunk_shift(a.chunks, a.position + t);
+    const int64_t l = within_slab(a.slabs, a.position + t);
+    const int64_t shift = slab_shift(a.slabs, a.position + t);
     const int64_t key = l / kKeyBlock * kKeyBlock * a.head_dim + l % kKeyBlock;
     char* const k_cache = static_cast<char*>(a.k_cache) + shift;
-    char* const v_cache = static_cast<char*>(a.v_cache) + shift;
     for (int64_t d = 0; d < a.head_dim; d += 8) {
       const int64_t n = min64(a.head_dim - d, 8);
       scatter<C>(k_cache, key + d * kKeyBlock, Vec::load(a.k + t * a.stride + d, n), n);
     }
     for (int64_t d = 0; a.v != nullptr && d < a.value_dim; d += 8) {
       const int64_t n = min64(a.value_dim - d, 8);
-      store_lanes<C>(v_cache, l * lanes + d, Vec::load(a.v + t * a.stride + d, n), n);
+      store_lanes<C>(static_cast<char*>(a.v_cache) + shift, l * lanes + d, Vec::load(a.v + t * a.stride + d, n), n);
     }
   }
 }

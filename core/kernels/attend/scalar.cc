@@ -10,8 +10,8 @@ namespace {
 template <Code C>
 void append(const AppendArgs& a) {
   for (int64_t t = 0; t < a.tokens; ++t) {
-    const int64_t l = within_chunk(a.chunks, a.position + t);
-    const int64_t shift = chunk_shift(a.chunks, a.position + t);
+    const int64_t l = within_slab(a.slabs, a.position + t);
+    const int64_t shift = slab_shift(a.slabs, a.position + t);
     const int64_t block = l / kKeyBlock * kKeyBlock * a.head_dim + l % kKeyBlock;
     char* const k_cache = static_cast<char*>(a.k_cache) + shift;
     for (int64_t d = 0; d < a.head_dim; ++d) {
@@ -29,8 +29,8 @@ template <Code C>
 void scores(const AttendArgs& a, const float* q, int64_t block, int64_t lo, int64_t hi, float* p) {
   for (int64_t b = lo / kKeyBlock * kKeyBlock; b < hi; b += kKeyBlock) {
     float s[kKeyBlock] = {};
-    const char* keys = static_cast<const char*>(a.k_cache) + chunk_shift(a.chunks, b);
-    const int64_t first = within_chunk(a.chunks, b) * a.head_dim;
+    const char* keys = static_cast<const char*>(a.k_cache) + slab_shift(a.slabs, b);
+    const int64_t first = within_slab(a.slabs, b) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; ++d) {
       const float x = q[d] * a.scale;
       for (int64_t j = 0; j < kKeyBlock; ++j) {
@@ -46,8 +46,8 @@ void scores(const AttendArgs& a, const float* q, int64_t block, int64_t lo, int6
 // V[l, d].
 template <Code C>
 float value(const AttendArgs& a, int64_t l, int64_t d) {
-  const int64_t shift = chunk_shift(a.chunks, l);
-  l = within_chunk(a.chunks, l);
+  const int64_t shift = slab_shift(a.slabs, l);
+  l = within_slab(a.slabs, l);
   if (a.v_cache != nullptr) {
     return load_as_float(static_cast<const char*>(a.v_cache) + shift, C,
                          l * value_stride(a.value_dim) + d);

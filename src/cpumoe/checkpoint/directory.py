@@ -109,7 +109,8 @@ class Checkpoint:
     def widen(self) -> None:
         """Ask for huge pages behind all weights that are read from now on.
 
-        Opening reads little here and there, in small pages; running reads whole matrices.
+        Opening reads little here and there, in small pages; running reads whole matrices. Where the
+        system grants none nothing happens.
         """
         for file in self.files:
             widen(file.mapping)

@@ -23,8 +23,8 @@ def map_file(
 
     mapped: a view of the file, whose pages come from the page cache as they are read (see `widen`).
     huge: a copy in anonymous memory that asks for transparent huge pages. Address translation then
-    costs nothing, which is worth a quarter of decode speed where pages of files stay small; it
-    takes the time to read the file and as much memory as it has bytes.
+    costs nothing, which is worth some 15 % of decode speed at 60 GB/s where pages of files stay
+    small; it takes the time to read the file and as much memory as it has bytes.
 
     Raises OSError as reading does, and Error for another `memory` or a file that got shorter.
     """
@@ -61,7 +61,7 @@ def widen(mapping: mmap.mmap) -> None:
 
     ext4 and XFS of recent Linux kernels then read 2 MiB at a time into one page, and map it whole.
     Pages that the page cache holds already stay as small as they are (those of a file that was
-    written just now, until it is read anew), as do all pages of other file systems.
+    written just now, until it is read anew), as do those of most other file systems.
     """
     with contextlib.suppress(OSError):  # a kernel without huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)

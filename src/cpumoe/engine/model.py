@@ -310,7 +310,8 @@ def load(
     threads: workers; default CPUMOE_THREADS, else this machine's physical cores within its limits.
     kv: element type of the KV cache, "fp16", "bf16" or "fp32".
     context: tokens a sequence may hold; default what the model was made for. Memory is used only as
-    far as a sequence grows. executor: use these workers instead of new ones.
+    far as a sequence grows, long contexts in steps of 128 tokens. executor: use these workers
+    instead of new ones.
     activations: what inputs are rounded to inside products, "fp32" (not at all), "bf16" (where
     weights are bf16 or FP8; needs a CPU with avx512_bf16), "int8" (per token and 32 inputs; where
     the weights have integer products) or "auto" (each format's default on this CPU; so do weights

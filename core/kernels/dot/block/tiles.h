@@ -1,5 +1,6 @@
-// The register tiles of shape `block` and the walk around them, for weights that somebody decodes
-// to fp32 block by block, for any width of vectors V (vec/floats.h). Included by ISA files only.
+// The register tiles of shape `block` and the walks around them, for weights that somebody decodes
+// block by block to fp32 (or pairs of bf16), for any width of vectors V (vec/floats.h). Included by
+// ISA files only.
 // rows:    tokens in lanes (24 of them), weights broadcast, tile n_major.
 // columns: features in lanes (three vectors), activations broadcast, tile m_major.
 #pragma once

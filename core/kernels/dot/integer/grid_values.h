@@ -14,15 +14,7 @@ CPUMOE_INLINE __m256 scales8(const char* p) {
   if constexpr (C == Code::f16) return F16::load8(p);
   if constexpr (C == Code::bf16) return BF16::load8(p);
   if constexpr (C == Code::e4m3) return codes::E4M3::load8(p, 0);
-  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  if constexpr (C == Code::e8m0) {
-    const __m256i e = _mm256_cvtepu8_epi32(bytes);
-    // 0: 2^-127, below the normal range. 255: NaN, the bit below infinity's exponent set.
-    const __m256i least = _mm256_max_epu32(_mm256_slli_epi32(e, 23), _mm256_set1_epi32(0x400000));
-    const __m256i nan = _mm256_cmpeq_epi32(e, _mm256_set1_epi32(255));
-    return _mm256_castsi256_ps(
-        _mm256_or_si256(least, _mm256_and_si256(nan, _mm256_set1_epi32(0x400000))));
-  }
+  if constexpr (C == Code::e8m0) return codes::E8M0::load8(p, 0);
 }
 
 // Elements i .. i + 7 of a line; those whose bytes lie past `end` read as 0.

@@ -12,6 +12,7 @@
 
 #include "kernels/dot/dot.h"
 #include "kernels/dot/integer/grid_values.h"
+#include "kernels/dot/integer/scales.h"
 #include "kernels/dot/integer/scales16.h"
 #include "kernels/dot/layouts.h"
 #include "kernels/dot/stream/pieces.h"
@@ -62,11 +63,11 @@ constexpr int64_t kLinesScales = kLinesPiece<1> / 16 + 32;
 // Scales and zero points of a matrix, one after the other as they lie along a row.
 struct LinesGrid {
   const WeightView* w;
-  int shift;         // log2 of inputs that share a scale, or more than K has
-  float factor;      // of every scale
-  float zero;        // zero point of every code, or what is added to a stored one
-  float middle;      // what is subtracted in integers
-  __m512i index;     // of each lane's scale, counted from the line's first
+  int shift;      // log2 of inputs that share a scale, or more than K has
+  float factor;   // of every scale
+  float zero;     // zero point of every code, or what is added to a stored one
+  float middle;   // what is subtracted in integers
+  __m512i index;  // of each lane's scale, counted from the line's first
 };
 
 template <Code C>
@@ -93,7 +94,7 @@ CPUMOE_INLINE void fetch_scales(const LinesGrid& g, int64_t n, int64_t first, in
   for (; p < end; p += 64) _mm_prefetch(p, _MM_HINT_T0);
 }
 
-// Scales first .. first + count of each row's line, `step` floats apart, with `step` chosen here.
+// Scales first .. first + count of the rows' lines. Returns how many floats the rows are apart.
 static __attribute__((noinline)) int64_t load_scales(const LinesGrid& g, int64_t n, int64_t rows,
                                                      int64_t first, int64_t count, float* to) {
   const Format& f = *g.w->format;
@@ -120,7 +121,8 @@ static __attribute__((noinline)) int64_t load_scales(const LinesGrid& g, int64_t
       return copy.template operator()<Code::f32>();
   }
 }
-// What zero points add to sums, times the sum of the activations: likewise.
+// Zero points likewise, less the middle and divided by it: times what the middle took from a sum
+// they give what is left to take.
 static __attribute__((noinline)) void load_zeros(const LinesGrid& g, int64_t n, int64_t rows,
                                                  int64_t first, int64_t count, float* to,
                                                  int64_t step) {
@@ -130,7 +132,7 @@ static __attribute__((noinline)) void load_zeros(const LinesGrid& g, int64_t n, 
   const __m256 plus = _mm256_set1_ps(g.zero - g.middle), by = _mm256_set1_ps(1 / g.middle);
   const int64_t bytes = stored ? line_bytes(m.code, m.stride) : 0;
   const char* data = static_cast<const char*>(m.data);
-  const char* end = stored ? data + (m.rows - 1) * bytes + line_bytes(m.code, m.cols) : data;
+  const char* end = stored ? end_of(m) : data;
   for (int64_t r = 0; r < rows; ++r) {
     const char* line = data + (n + r) / w.format->scale_rows * bytes;
     for (int64_t i = 0; i < count + 16; i += 8) {
@@ -141,8 +143,8 @@ static __attribute__((noinline)) void load_zeros(const LinesGrid& g, int64_t n, 
   }
 }
 
-// Scales (and zeros) of a piece of each row of a block, `step` floats apart. They are written well before
-// they are read: a read across two vectors just written waits for both to reach L1.
+// Scales (and zeros) of a piece of each row of a block, `step` floats apart. They are written well
+// before they are read: a read across two vectors just written waits for both to reach L1.
 template <bool kZeros>
 struct LinesScales {
   int64_t step;
@@ -150,12 +152,13 @@ struct LinesScales {
   alignas(64) float zeros[kZeros ? kLinesRows * kLinesScales : 1];
 };
 
-// sums[r * T + t] (+)= R rows from p on over `inputs` inputs, of which `bytes` are in a row.
+// sums[r * T + t] (+)= `bytes` of R rows from p on, which is their byte `byte`, times T tokens from
+// x on. row: the first one's in `scales`.
 template <class D, bool kZeros, int R, int T>
 CPUMOE_INLINE void lines_piece(const char* p, int64_t stride, int64_t bytes, const LinesGrid& g,
-                               const LinesScales<kZeros>& scales, int64_t row,
-                               const char* x, int64_t xs,
-                               bool first, __m512* sums, const Ahead<2>& ahead, int64_t byte) {
+                               const LinesScales<kZeros>& scales, int64_t row, const char* x,
+                               int64_t xs, bool first, __m512* sums, const Ahead<2>& ahead,
+                               int64_t byte) {
   using L = Lines<D::kCodes>;
   __m512 acc[R][T];
   const float *of[R], *zeros[R];
@@ -214,9 +217,10 @@ CPUMOE_INLINE void lines_piece(const char* p, int64_t stride, int64_t bytes, con
   if (i * 64 < bytes) {
     const int64_t left = bytes - i * 64;
     const __mmask64 there = (uint64_t(1) << left) - 1;
-    line(i, __mmask16((1 << ceil_div(left, 4)) - 1), [=](const char* from) __attribute__((always_inline)) {
+    const auto load = [=](const char* from) __attribute__((always_inline)) {
       return _mm512_maskz_loadu_epi8(there, from);
-    });
+    };
+    line(i, __mmask16((1 << ceil_div(left, 4)) - 1), load);
   }
 #pragma GCC unroll 2
   for (int r = 0; r < R; ++r) {
@@ -292,10 +296,7 @@ static void lines(const DotArgs& a) {
   const Format& f = *w.format;
   LinesGrid g;
   g.w = &w;
-  g.shift = 40;
-  for (int s = 4; s < 30; ++s) {
-    if (f.scale_cols == int32_t(1) << s) g.shift = s;
-  }
+  g.shift = scale_shift(f);
   g.factor = w.global_scale * D::kFactor;
   g.middle = float(1 << D::kBits);
   // e2m1 is signed: its middle is zero.

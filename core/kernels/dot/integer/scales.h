@@ -45,6 +45,13 @@ using Expand = void (*)(const Grid& g, int64_t n, int64_t rows, int64_t first, i
 enum class Zeros { none, constant, stored };
 Expand select_expand(Code scales, bool halves, Zeros zeros);
 
+// log2 of inputs that share a scale, or more than K has.
+CPUMOE_INLINE int scale_shift(const Format& f) {
+  const auto cols = uint32_t(f.scale_cols);
+  const bool power = cols >= 16 && cols < uint32_t(1) << 30 && (cols & (cols - 1)) == 0;
+  return power ? __builtin_ctz(cols) : 40;
+}
+
 template <class Order>
 CPUMOE_INLINE __m256i groups_of_lanes() {
   alignas(32) int32_t g[8] = {};
@@ -58,9 +65,7 @@ template <class S>
 CPUMOE_INLINE Grid make_grid(const WeightView& w, bool halves) {
   const Format& f = *w.format;
   const auto lines = [](const MatrixView& m) {
-    const int64_t step = line_bytes(m.code, m.stride);
-    const char* data = static_cast<const char*>(m.data);
-    return Grid::Lines{data, data + (m.rows - 1) * step + line_bytes(m.code, m.cols), step};
+    return Grid::Lines{static_cast<const char*>(m.data), end_of(m), line_bytes(m.code, m.stride)};
   };
   Grid g;
   g.scales = lines(w.scales);
@@ -69,10 +74,7 @@ CPUMOE_INLINE Grid make_grid(const WeightView& w, bool halves) {
   g.rows = f.scale_rows;
   g.inputs = w.k;
   g.bytes = line_bytes(w.scales.code, 1);
-  g.shift = 40;
-  for (int s = 4; s < 30; ++s) {
-    if (f.scale_cols == int32_t(1) << s) g.shift = s;
-  }
+  g.shift = scale_shift(f);
   g.factor = w.global_scale * S::kFactor;
   g.zero = (f.zeros == ZeroRule::middle ? S::kMiddle : 0.0f) - S::kCountedFrom;
   g.less = (f.zeros == ZeroRule::stored_less_one ? 1.0f : 0.0f) - S::kCountedFrom;

@@ -295,12 +295,13 @@ constexpr Bytes16 bytes_by_group(const F& f) {
   return b;
 }
 
-// d, dmin and the 12 bytes of six-bit scales (lower) and minima (upper) of q4_k and q5_k: six bits of
-// a byte, or for groups 4 to 7 a nibble of one below two bits from the top of another. kInPlace: scales
-// for the codes of nibbles_in_place.
+// d, dmin and the 12 bytes of six-bit scales (lower) and minima (upper) of q4_k and q5_k: six bits
+// of a byte, or for groups 4 to 7 a nibble of one below two bits from the top of another. kInPlace:
+// scales for the codes of nibbles_in_place.
 template <bool kInPlace>
 CPUMOE_INLINE void scales_and_minima(const char* p, Factors& f) {
-  constexpr Bytes16 kLow = bytes_by_group([](int g, int m) { return g < 4 ? 4 + g + 4 * m : 8 + g; });
+  constexpr Bytes16 kLow =
+      bytes_by_group([](int g, int m) { return g < 4 ? 4 + g + 4 * m : 8 + g; });
   constexpr Bytes16 kMask = bytes_by_group([](int g, int) { return g < 4 ? 63 : 15; });
   constexpr Bytes16 kTop = bytes_by_group([](int g, int m) { return g < 4 ? -1 : g + 4 * m; });
   constexpr __mmask16 kHighNibbles = 0xcc00;  // minima of groups 4 to 7

@@ -21,14 +21,11 @@ struct Grid512 {
 
   explicit Grid512(const WeightView& view) : w(&view) {
     const Format& f = *view.format;
-    const auto end = [](const MatrixView& m, int64_t line) {
-      return static_cast<const char*>(m.data) + (m.rows - 1) * line + line_bytes(m.code, m.cols);
-    };
     const Code c = view.zeros.code;
     scale_bytes = line_bytes(view.scales.code, view.scales.stride);
     zero_bytes = f.stored_zeros() ? line_bytes(c, view.zeros.stride) : 0;
-    scales_end = end(view.scales, scale_bytes);
-    zeros_end = f.stored_zeros() ? end(view.zeros, zero_bytes) : nullptr;
+    scales_end = end_of(view.scales);
+    zeros_end = f.stored_zeros() ? end_of(view.zeros) : nullptr;
     bits = c == Code::u8 ? 8 : c == Code::u2 ? 2 : 4;
     const __m512i rising = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i awq =

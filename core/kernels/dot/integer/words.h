@@ -4,7 +4,6 @@
 // Included by ISA files only.
 #pragma once
 #include "kernels/dot/dot.h"
-#include "kernels/dot/integer/grid_values.h"
 #include "kernels/dot/integer/math.h"
 #include "kernels/dot/integer/unpack.h"
 

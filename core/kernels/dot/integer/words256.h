@@ -14,15 +14,11 @@ CPUMOE_INLINE void load_factors(const WeightView& w, float counted_from, int64_t
   const auto line = [&](const MatrixView& m) {
     return static_cast<const char*>(m.data) + group * line_bytes(m.code, m.stride);
   };
-  const auto end = [&](const MatrixView& m) {
-    return static_cast<const char*>(m.data) + (m.rows - 1) * line_bytes(m.code, m.stride) +
-           line_bytes(m.code, m.cols);
-  };
   const bool stored = f.stored_zeros();
   const char* s = line(w.scales);
-  const char* s_end = end(w.scales);
+  const char* s_end = end_of(w.scales);
   const char* z = stored ? line(w.zeros) : nullptr;
-  const char* z_end = stored ? end(w.zeros) : nullptr;
+  const char* z_end = stored ? end_of(w.zeros) : nullptr;
   const __m256 global = _mm256_set1_ps(w.global_scale);
   const __m256 from =
       _mm256_set1_ps(counted_from - (f.zeros == ZeroRule::stored_less_one ? 1.0f : 0.0f) -

@@ -1,5 +1,5 @@
-// Rows of a slice as a stream takes them: `block` rows one piece each, then their next pieces, then the
-// rows behind them. Included by ISA files only.
+// Rows of a slice as a stream takes them: `block` rows one piece each, then their next pieces, then
+// the rows behind them. Included by ISA files only.
 #pragma once
 #include <immintrin.h>
 
@@ -8,8 +8,8 @@
 namespace cpumoe::CPUMOE_NS {
 
 // Bytes before their use at which lines are fetched into L2, again and again: a core drops what it
-// asks for while too much is under way. One token, q4_0, Zen 4: 87 % of 34 GB/s when asked once, 98 %
-// when asked three times.
+// asks for while too much is under way. One token, q4_0, Zen 4: 87 % of 34 GB/s when asked once,
+// 98 % when asked three times.
 constexpr int kAsks = 3;
 constexpr int64_t kAhead[kAsks] = {16384, 10240, 5120};
 
@@ -37,8 +37,8 @@ struct Later {
   }
 };
 
-// What to fetch while R rows from n on of the block from n0 on take their piece from byte `at` on, as if
-// it began a row.
+// What to fetch while R rows from n on of the block from n0 on take their piece from byte `at` on,
+// as if it began a row.
 template <int R>
 struct Ahead {
   const char* at[kAsks][R];
