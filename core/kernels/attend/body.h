@@ -330,7 +330,8 @@ void append(const AppendArgs& a) {
     }
     for (int64_t d = 0; a.v != nullptr && d < a.value_dim; d += 8) {
       const int64_t n = min64(a.value_dim - d, 8);
-      store_lanes<C>(static_cast<char*>(a.v_cache) + shift, l * lanes + d, Vec::load(a.v + t * a.stride + d, n), n);
+      store_lanes<C>(static_cast<char*>(a.v_cache) + shift, l * lanes + d,
+                     Vec::load(a.v + t * a.stride + d, n), n);
     }
   }
 }

@@ -6,6 +6,7 @@
 //   kCodes          of a byte
 //   kBits           log2 of the middle, which is subtracted from every code in integers
 //   kFactor         of every scale
+//   kSigned         codes of signed numbers: whatever the format says, the middle is their zero
 //   unpack(v, w)    kCodes registers of unsigned codes
 #pragma once
 #include <immintrin.h>
@@ -23,6 +24,7 @@ namespace cpumoe::CPUMOE_NS {
 struct U4Lines {
   static constexpr int kCodes = 2, kBits = 3;
   static constexpr float kFactor = 1;
+  static constexpr bool kSigned = false;
   CPUMOE_INLINE void unpack(__m512i v, __m512i w[kCodes]) {
     const __m512i low = _mm512_set1_epi8(15);
     w[0] = _mm512_and_si512(v, low);
@@ -33,6 +35,7 @@ struct U4Lines {
 struct E2m1Lines {
   static constexpr int kCodes = 2, kBits = 4;
   static constexpr float kFactor = 0.5f;
+  static constexpr bool kSigned = true;
   CPUMOE_INLINE void unpack(__m512i v, __m512i w[kCodes]) {
     const __m512i table = _mm512_broadcast_i32x4(
         _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4));
@@ -44,6 +47,7 @@ struct E2m1Lines {
 struct U2Lines {
   static constexpr int kCodes = 4, kBits = 1;
   static constexpr float kFactor = 1;
+  static constexpr bool kSigned = false;
   CPUMOE_INLINE void unpack(__m512i v, __m512i w[kCodes]) {
     const __m512i low = _mm512_set1_epi8(3);
     w[0] = _mm512_and_si512(v, low);
@@ -299,10 +303,9 @@ static void lines(const DotArgs& a) {
   g.shift = scale_shift(f);
   g.factor = w.global_scale * D::kFactor;
   g.middle = float(1 << D::kBits);
-  // e2m1 is signed: its middle is zero.
-  g.zero = f.zeros == ZeroRule::middle || C == Code::e2m1 ? g.middle
-           : f.zeros == ZeroRule::stored_less_one        ? 1.0f
-                                                         : 0.0f;
+  g.zero = f.zeros == ZeroRule::middle || D::kSigned ? g.middle
+           : f.zeros == ZeroRule::stored_less_one   ? 1.0f
+                                                    : 0.0f;
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   g.index = _mm512_srl_epi32(_mm512_slli_epi32(lane, D::kCodes == 2 ? 3 : 4),
                              _mm_cvtsi32_si128(g.shift));

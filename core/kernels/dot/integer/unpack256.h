@@ -181,13 +181,9 @@ CPUMOE_INLINE void or_bits_of_groups(const char* p, __m256i w[8]) {
 }
 
 // fp16 at p + kAt + j * kStep for block j, in the lanes of Quads.
-template <int kStep, int kAt>
-CPUMOE_INLINE __m256 halves_of_blocks(const char* p) {
-  const auto at = [=](int j) __attribute__((always_inline)) {
-    uint16_t u;
-    memcpy(&u, p + kAt + j * kStep, 2);
-    return int(u);
-  };
+// at(g) of every group g, one word a lane of Quads.
+template <class At>
+CPUMOE_INLINE __m128i words_in_lanes(const At& at) {
   __m128i v = _mm_cvtsi32_si128(at(0));
   v = _mm_insert_epi16(v, at(2), 1);
   v = _mm_insert_epi16(v, at(4), 2);
@@ -195,8 +191,16 @@ CPUMOE_INLINE __m256 halves_of_blocks(const char* p) {
   v = _mm_insert_epi16(v, at(1), 4);
   v = _mm_insert_epi16(v, at(3), 5);
   v = _mm_insert_epi16(v, at(5), 6);
-  v = _mm_insert_epi16(v, at(7), 7);
-  return _mm256_cvtph_ps(v);
+  return _mm_insert_epi16(v, at(7), 7);
+}
+template <int kStep, int kAt>
+CPUMOE_INLINE __m256 halves_of_blocks(const char* p) {
+  const auto at = [=](int j) __attribute__((always_inline)) {
+    uint16_t u;
+    memcpy(&u, p + kAt + j * kStep, 2);
+    return int(u);
+  };
+  return _mm256_cvtph_ps(words_in_lanes(at));
 }
 
 // Ors the fifth bits, 32 of every block at p + kAt + j * kStep, into the codes: bit e of a block to bit 4
@@ -253,16 +257,8 @@ CPUMOE_INLINE void factors_of_halves(__m128i bytes, __m256i& first, __m256i& las
 // The first byte of every block, one a lane.
 template <int kStep>
 CPUMOE_INLINE __m256i first_bytes(const char* p) {
-  const auto at = [=](int j) __attribute__((always_inline)) { return p[j * kStep]; };
-  __m128i bytes = _mm_cvtsi32_si128(at(0));
-  bytes = _mm_insert_epi8(bytes, at(2), 1);
-  bytes = _mm_insert_epi8(bytes, at(4), 2);
-  bytes = _mm_insert_epi8(bytes, at(6), 3);
-  bytes = _mm_insert_epi8(bytes, at(1), 4);
-  bytes = _mm_insert_epi8(bytes, at(3), 5);
-  bytes = _mm_insert_epi8(bytes, at(5), 6);
-  bytes = _mm_insert_epi8(bytes, at(7), 7);
-  return _mm256_cvtepu8_epi32(bytes);
+  return _mm256_cvtepu16_epi32(words_in_lanes(
+      [=](int j) __attribute__((always_inline)) { return int(uint8_t(p[j * kStep])); }));
 }
 
 // Bytes 0..7, and bytes 8..15, into Quads' lanes.
